@@ -13,6 +13,8 @@ from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
+from mp_compat.core import non_slots
+from mp_compat.core import translation
 from mp_compat.core.naming_schemes import NamingScheme
 
 
@@ -187,7 +189,7 @@ def _names_in(
   own = set(own)
   others = {name: shape for name, shape in source.shapes.items() if name not in own}
   found = source.variables(ordered=True)._replace(shapes=others)
-  names = matching.translate(found, to, source.have_equal_values)
+  names = translation.translate(found, to, source.have_equal_values)
   if to != "plain":
     names.update((name, name if name in source.shapes else None) for name in own)
   return names
@@ -224,7 +226,7 @@ def _match_like(like: files.Checkpoint, source: files.Checkpoint) -> matching.Ma
   matched = matching.Match({}, {})
   for ordered in (False, True):
     wanted, found = like.variables(ordered), source.variables(ordered)
-    second = matching.second_names(wanted, like.have_equal_values)
+    second = non_slots.second_names(wanted, like.have_equal_values)
     wanted = wanted._replace(second=second)
     matched = matching.match(wanted, found, source.have_equal_values)
     if not matched.ambiguous:

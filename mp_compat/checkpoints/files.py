@@ -15,7 +15,8 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import loss_scale
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
-from mp_compat.graph import graphs
+from mp_compat.core import translation
+from mp_compat.graph import records
 
 Path = Union[str, bytes, "os.PathLike[str]"]
 VarList = Union[Iterable[tf.Variable], Dict[str, tf.Variable]]
@@ -298,7 +299,7 @@ def tensorflow_names(graph: tf.Graph) -> Dict[str, str]:
   """Returns the record in `graph` of the names that TensorFlow's class would give to
   variables, by their own names.
   """
-  return graphs.record_in(graph, "tensorflow_names")
+  return records.record_in(graph, "tensorflow_names")
 
 
 @functools.wraps(tensorflow_reader)
@@ -325,7 +326,7 @@ class _Reader:
     self._reader = reader
     self._checkpoint = checkpoint
     self._own_names = {name: name for name in checkpoint.shapes}
-    self._plain_names = matching.plain_names(
+    self._plain_names = translation.plain_names(
       checkpoint.variables(ordered=True), checkpoint.have_equal_values
     )
     # The default graph in the last call, its version, and what is known of it.

@@ -29,7 +29,7 @@ from mp_compat.checkpoints import files
 from mp_compat.core import loss_scale
 from mp_compat.core import naming_schemes
 from mp_compat.core import variable_scope
-from mp_compat.graph import graphs
+from mp_compat.graph import runs
 
 tensorflow_restore = tf.train.Saver.restore  # `install()` replaces it.
 
@@ -229,7 +229,7 @@ def _entries(restore_op: tf.Operation) -> List[_Entry]:
   """Returns the tensors that running `restore_op` reads, those of each RestoreV2 op in
   their order.
   """
-  ops = graphs.executed_ops([restore_op])
+  ops = runs.executed_ops([restore_op])
   assigned: Dict[str, List[Tuple[tf.Operation, bool]]] = collections.defaultdict(list)
   for op in ops:
     if op.type in ("Assign", "AssignVariableOp"):

@@ -21,7 +21,8 @@ from mp_compat.core import lineage
 from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
 from mp_compat.graph import gate
-from mp_compat.graph import graphs
+from mp_compat.graph import op_names
+from mp_compat.graph import runs
 
 SCOPE = "apply_or_skip"  # the name scope of the ops of this package
 
@@ -34,7 +35,7 @@ def apply_in_each_replica(
   kwargs: Dict[str, distribute.PerReplica],
   scope: distribute.PerReplica,
   skip: Optional[Callable[[], Optional[tf.Operation]]] = None,
-) -> Optional[graphs.Element]:
+) -> Optional[runs.Element]:
   """Calls `apply(grads, *args, **kwargs)` in each replica if `should_apply`, else
   `skip()`; called once for all replicas.
 
@@ -67,17 +68,17 @@ def apply_in_each_replica(
     renamed: ContextManager[None] = contextlib.nullcontext()
     if has_gate:
       own_grads, replaced = _passed_if(should_apply, own_grads)
-      renamed = graphs.rename_slots(replaced, SCOPE)
+      renamed = op_names.rename_slots(replaced, SCOPE)
     with renamed, _scope(own_scope):
       return apply(own_grads, *own_args, **own_kwargs)
 
   def apply_in_all() -> distribute.PerReplica:
-    with graphs.replace_next_names(_reopened_scope(scope)):
+    with _reopened_scope(scope):
       return distribute.call_for_each_replica(
         apply_in_scope, scope, grads, *args, **kwargs
       )
 
-  def build_all() -> List[graphs.Element]:
+  def build_all() -> List[runs.Element]:
     return distribute.ops_of(apply_in_all())
 
   if has_gate:
@@ -97,22 +98,19 @@ def _passed_if(
   """Returns the gradients, which are not computed unless `should_apply`, and the names
   of the ops that they replace, by their own.
   """
+  values = gradients.values_of(grads)
+  keys = contexts.tensor_keys(values)
+  distinct = dict(zip(keys, values))  # several variables may have the same gradient
+  # Graph optimizers sort the terms of a sum by name. So that they add the gradients of
+  # replicas in the same order as without loss scaling, the name begins as there.
+  scopes = lineage.unscaled_names(distinct)
+  passed = gate.pass_if(should_apply, list(distinct.values()), scopes, SCOPE)
   replaced: Dict[str, str] = {}
-  passed_values: Dict[contexts.TensorKey, tf.Tensor] = {}
-
-  def pass_if(values: tf.Tensor) -> tf.Tensor:
-    key = contexts.tensor_key(values)
-    if key in passed_values:  # the gradient of several variables
-      return passed_values[key]
-    # Graph optimizers sort the terms of a sum by name. So that they add the gradients
-    # of replicas in the same order as without loss scaling, the name begins as there.
-    with tf.name_scope(lineage.unscaled_name(values) + "/"):
-      passed = gate.pass_if(should_apply, values, SCOPE)
-    passed_values[key] = passed
-    replaced[passed.op.name] = values.op.name
-    return passed
-
-  return [gradients.map_values(pass_if, grad) for grad in grads], replaced
+  for before, after in zip(distinct.values(), passed):
+    replaced[after.op.name] = before.op.name
+  passed_by_key = dict(zip(distinct, passed))
+  all_passed = [passed_by_key[key] for key in keys]
+  return gradients.with_values(grads, all_passed), replaced
 
 
 def _scope(name: str) -> ContextManager[Optional[str]]:
@@ -121,21 +119,23 @@ def _scope(name: str) -> ContextManager[Optional[str]]:
   `tf.cond` opens a name scope, and a call in replicas that of the current variable
   scope.
   """
-  if graphs.name_scope() == name:
+  if op_names.name_scope() == name:
     return contextlib.nullcontext()
-  return tf.name_scope(name + "/" if name else None)
+  if not name:
+    return tf.name_scope(None)
+  return tf.name_scope(name + "/")
 
 
-def _reopened_scope(scope: distribute.PerReplica) -> Dict[str, str]:
-  """Returns the name scope that a call in replicas opens, with the current one, whose
-  name it gets; nothing without a strategy.
+def _reopened_scope(scope: distribute.PerReplica) -> ContextManager[None]:
+  """Returns a context manager in which the name scope that a call in replicas opens
+  gets the name of the current one; without a strategy, none is opened.
 
   Each call in a cross-replica context opens the name scope of the variable scope again.
   """
   replica_scope = distribute.local_results(scope)[0]
-  merge_scope = graphs.name_scope()
+  merge_scope = op_names.name_scope()
   if merge_scope == replica_scope or tf.executing_eagerly():
-    return {}
+    return contextlib.nullcontext()
   variable_scope = tf.get_variable_scope().name.rpartition("/")[2]
   reopened = "/".join(filter(None, [replica_scope, variable_scope]))
-  return {reopened: merge_scope}
+  return op_names.replace_next_names({reopened: merge_scope})

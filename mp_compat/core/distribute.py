@@ -5,10 +5,10 @@ calls functions in each of them.
 Without a strategy there is one replica, and every function uses its value directly.
 """
 
-from typing import Any, Callable, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Iterable, List, Optional, Tuple, TypeVar
 
 from mp_compat._tensorflow import tf
-from mp_compat.graph import graphs
+from mp_compat.graph import runs
 
 _Result = TypeVar("_Result")
 
@@ -150,6 +150,11 @@ def local_results(value: PerReplica) -> Tuple[Any, ...]:
   return tf.distribute.get_strategy().experimental_local_results(value)
 
 
+def local_results_of_each(values: Iterable[PerReplica]) -> List[Tuple[Any, ...]]:
+  """Returns `local_results` of each of several values."""
+  return [local_results(value) for value in values]
+
+
 def group(*values: PerReplica, **name: Optional[str]) -> Optional[tf.Operation]:
   """Returns one op (None in eager mode) that runs `values`: ops, tensors, None, or
   per-replica ones.
@@ -159,11 +164,11 @@ def group(*values: PerReplica, **name: Optional[str]) -> Optional[tf.Operation]:
   return tf.group(*ops_of(*values), **name)
 
 
-def ops_of(*values: PerReplica) -> List[graphs.Element]:
+def ops_of(*values: PerReplica) -> List[runs.Element]:
   """Returns the ops and tensors in `values`: in lists, tuples and dicts, with None, or
   per replica.
   """
-  results: List[graphs.Element] = []
+  results: List[runs.Element] = []
   for value in values:
     if isinstance(value, (list, tuple)):
       results += ops_of(*value)

@@ -104,8 +104,7 @@ def _all_finite_if_sums_are(
   of their squares, proves.
   """
   read = []
-  for tensor in tensors:
-    key = contexts.tensor_key(tensor)
+  for key, tensor in zip(contexts.tensor_keys(tensors), tensors):
     read.append(known.get(key, tensor))
   summands = _stack_small(read)
   with tf.xla.experimental.jit_scope(compile_ops=False):

@@ -71,15 +71,20 @@ def is_scaled(loss: Loss) -> bool:
     return getattr(loss, "__module__", None) in _SCALING_MODULES
   if graphs.graph_of(loss) is None or loss.op.type != "Mul":
     return False
-  sources = contexts.search_back(
-    loss.op.inputs,
-    lambda x: contexts.tensor_inputs(x)[:1] if x.op.type in _READS else [],
-  )
-  return any(
-    x.op.type in ("VarHandleOp", "VariableV2")
-    and naming_schemes.is_state_name(x.op.name)
-    for x in sources
-  )
+  for source in contexts.search_back(loss.op.inputs, _read_by):
+    is_variable = source.op.type in ("VarHandleOp", "VariableV2")
+    if is_variable and naming_schemes.is_state_name(source.op.name):
+      return True
+  return False
+
+
+def _read_by(tensor: tf.Tensor) -> List[tf.Tensor]:
+  """Returns the tensor of which a tensor is a read or a copy, as a list of one; else
+  [].
+  """
+  if tensor.op.type not in _READS:
+    return []
+  return contexts.tensor_inputs(tensor)[:1]
 
 
 def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
@@ -111,7 +116,10 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
 
 
 def _widened(dtype: tf.DType) -> tf.DType:
-  return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
+  """Returns the dtype in which values are unscaled, at least float32."""
+  if dtype in (tf.float16, tf.bfloat16):
+    return tf.float32
+  return dtype
 
 
 def convert(grad: object, dtype: Optional[tf.DType] = None) -> Gradient:
@@ -173,23 +181,15 @@ def convert_pairs(
   Raises a ValueError if all gradients are None or there are no pairs, a TypeError if
   `convert` does or a gradient is neither floating nor of its variable's dtype.
   """
-  pairs = tuple(
-    (convert(grad), variable_scope.variable_of(variable))
-    for grad, variable in grads_and_vars
-  )
+  converted: List[GradAndVar] = []
+  for grad, variable in grads_and_vars:
+    grad = convert(grad)
+    if isinstance(variable, tf.Tensor):
+      variable = variable_scope.variable_of(variable)
+    converted.append((grad, variable))
+  pairs = tuple(converted)
   for grad, variable in pairs:
-    if (
-      grad is None
-      or grad.dtype.is_floating
-      or grad.dtype == tf.as_dtype(variable.dtype).base_dtype
-    ):
-      continue
-    raise TypeError(
-      "Value passed to parameter 'x' has DataType {} not in list of allowed values: "
-      "{}. The gradient of {} must be floating, but got {}.".format(
-        grad.dtype.name, ", ".join(dtype.name for dtype in _DTYPES), variable, grad
-      )
-    )
+    _check_dtype(grad, variable)
   if not pairs:
     raise ValueError(
       "No variables provided. Expected (gradient, variable) pairs, but got none."
@@ -202,6 +202,21 @@ def convert_pairs(
       )
     )
   return pairs
+
+
+def _check_dtype(grad: Gradient, variable: tf.Variable) -> None:
+  """Raises a TypeError unless a gradient is floating, or of its variable's dtype."""
+  if grad is None or grad.dtype.is_floating:
+    return
+  if grad.dtype == tf.as_dtype(variable.dtype).base_dtype:
+    return
+  allowed = ", ".join(dtype.name for dtype in _DTYPES)
+  raise TypeError(
+    "Value passed to parameter 'x' has DataType {} not in list of allowed values: "
+    "{}. The gradient of {} must be floating, but got {}.".format(
+      grad.dtype.name, allowed, variable, grad
+    )
+  )
 
 
 def _as_value(values: tf.Tensor) -> tf.Tensor:
@@ -222,7 +237,8 @@ def _readable(tensor: tf.Tensor) -> tf.Tensor:
   tensors.
   """
   is_reference = tensor.dtype != tensor.dtype.base_dtype
-  is_of_graph = tf.executing_eagerly() or graphs.graph_of(tensor) is not None
+  is_eager = not hasattr(tensor, "graph")
+  is_of_graph = tf.executing_eagerly() or not is_eager
   if is_of_graph and not is_reference:
     return tensor
   return tf.identity(tensor)
@@ -230,11 +246,23 @@ def _readable(tensor: tf.Tensor) -> tf.Tensor:
 
 def values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
   """Returns the tensors that hold the values of the gradients; omits None."""
-  return [
-    grad.values if isinstance(grad, tf.IndexedSlices) else grad
-    for grad in grads
-    if grad is not None
-  ]
+  values: List[tf.Tensor] = []
+  for grad in grads:
+    if isinstance(grad, tf.IndexedSlices):
+      values.append(grad.values)
+    elif grad is not None:
+      values.append(grad)
+  return values
+
+
+def with_values(
+  grads: Iterable[Gradient], values: Iterable[tf.Tensor]
+) -> List[Gradient]:
+  """Returns the gradients with other values, of which there are as many as `values_of`
+  returns, in the same order.
+  """
+  remaining = iter(values)
+  return [map_values(lambda _: next(remaining), grad) for grad in grads]
 
 
 def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
@@ -254,14 +282,21 @@ def add_nan_unless(finite: tf.Tensor, grads: Iterable[Gradient]) -> List[Gradien
   """
   grads = list(grads)
   zero_or_nan = tf.where_v2(finite, 0.0, float("nan"))
-  can_be_nan = [
-    i for i, grad in enumerate(grads) if grad is not None and not grad.dtype.is_integer
-  ]
-  dense = [i for i in can_be_nan if not isinstance(grads[i], tf.IndexedSlices)]
-  for i in dense[:1] or can_be_nan:
-    grads[i] = map_values(
-      lambda values: values + tf.cast(zero_or_nan, values.dtype), grads[i]
-    )
+
+  def add_nan(values: tf.Tensor) -> tf.Tensor:
+    return values + tf.cast(zero_or_nan, values.dtype)
+
+  dense: List[int] = []
+  sparse: List[int] = []
+  for index, grad in enumerate(grads):
+    if grad is None or grad.dtype.is_integer:
+      continue
+    if isinstance(grad, tf.IndexedSlices):
+      sparse.append(index)
+    else:
+      dense.append(index)
+  for index in dense[:1] or sparse:
+    grads[index] = map_values(add_nan, grads[index])
   return grads
 
 
@@ -304,30 +339,27 @@ def clip_by_global_norm(
           value.dtype.name, value
         )
       )
-  wide_dtype = (
-    tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
-  )
+  dtypes = {value.dtype for value in values}
+  wide_dtype = tf.float64 if tf.float64 in dtypes else tf.float32
   wide = [map_values(lambda value: tf.cast(value, wide_dtype), grad) for grad in grads]
   norm = tf.global_norm(wide)
 
   def norm_of_large() -> tf.Tensor:
-    peak = tf.reduce_max(
-      tf.stack([tf.reduce_max(tf.abs(value)) for value in values_of(wide)])
-    )
-    return peak * tf.global_norm(
-      [map_values(lambda value: value / peak, grad) for grad in wide]
-    )
+    peaks = [tf.reduce_max(tf.abs(value)) for value in values_of(wide)]
+    peak = tf.reduce_max(tf.stack(peaks))
+    at_most_one = [map_values(lambda value: value / peak, grad) for grad in wide]
+    return peak * tf.global_norm(at_most_one)
 
   if values:
     norm = control_flow.cond(tf.is_finite(norm), lambda: norm, norm_of_large)
-  clipped, _ = tf.clip_by_global_norm(
-    wide, tf.cast(clip_norm, wide_dtype), use_norm=norm
-  )
-  dtypes = [None if grad is None else grad.dtype for grad in grads]
-  return [
-    map_values(functools.partial(tf.cast, dtype=dtype), grad)
-    for grad, dtype in zip(clipped, dtypes)
-  ], norm
+  clip_norm = tf.cast(clip_norm, wide_dtype)
+  clipped_wide, _ = tf.clip_by_global_norm(wide, clip_norm, use_norm=norm)
+  clipped: List[Gradient] = []
+  for grad, result in zip(grads, clipped_wide):
+    if grad is not None:
+      result = map_values(functools.partial(tf.cast, dtype=grad.dtype), result)
+    clipped.append(result)
+  return clipped, norm
 
 
 @autograph.do_not_convert
@@ -340,10 +372,8 @@ def finite_or_zero(grads: Iterable[Gradient]) -> List[Gradient]:
   as many, of the same kinds, shapes and dtypes. Raises a TypeError if a gradient cannot
   be converted to a numeric tensor.
   """
-  return [
-    map_values(
-      lambda value: tf.where_v2(ops.is_finite(value), value, tf.zeros_like(value)),
-      convert(grad),
-    )
-    for grad in grads
-  ]
+
+  def replaced(value: tf.Tensor) -> tf.Tensor:
+    return tf.where_v2(ops.is_finite(value), value, tf.zeros_like(value))
+
+  return [map_values(replaced, convert(grad)) for grad in grads]

@@ -9,12 +9,13 @@ Whether they run depends on the Session.
 """
 
 import collections
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
 from mp_compat.graph import contexts
 from mp_compat.graph import graphs
+from mp_compat.graph import records
 from mp_compat.graph.contexts import TensorKey
 from mp_compat.graph.contexts import tensor_key
 
@@ -26,33 +27,48 @@ _COPIES = frozenset(["Cast", "Identity", "Placeholder", "PlaceholderWithDefault"
 class Computed(NamedTuple):
   """The record of a gradient that `compute_gradients` or `GradientAccumulator.mean`
   returned.
+
+  Attributes:
+    name: The name of its variable.
+    values: The values of the gradient, of its shape and dtype.
+    scaled: The values of the gradient of the scaled loss, of the same shape and dtype;
+      None if they are unknown.
+    scale: The loss scale, a float32 scalar; None if it is unknown.
+    is_window_mean: Whether it is a mean of a GradientAccumulator.
+    is_name_of_variable: Whether `name` is that of a variable; otherwise it is a
+      position in a list.
   """
 
-  name: str  # of its variable
-  values: tf.Tensor  # the values of the gradient, of its shape and dtype
-  scaled: Optional[tf.Tensor]  # the same of the scaled loss; None if they are unknown
-  scale: Optional[tf.Tensor]  # the loss scale, a float32 scalar; None if it is unknown
-  is_window_mean: bool  # of a GradientAccumulator
-  is_name_of_variable: bool  # otherwise `name` is a position in a list
+  name: str
+  values: tf.Tensor
+  scaled: Optional[tf.Tensor]
+  scale: Optional[tf.Tensor]
+  is_window_mean: bool
+  is_name_of_variable: bool
 
 
 class Lineage:
   """What gradients derive from, by data. An opaque object: `tf.distribute` passes it on
   as a per-replica value.
+
+  Attributes:
+    computed: The nearest computed gradients.
+    replaced: Those of them that are passed on changed, if ops built now can read them.
+    sums_of_squares: Tensors that the gradients derive from and that are sums of
+      squares, by the keys of what is squared.
+    accumulator_takes: Ops that took gradients from a `tf.ConditionalAccumulator`.
+    is_reduced_by_horovod: Whether ops of Horovod reduced the gradients after they were
+      computed.
+    has_unknown_arguments: Whether gradients may be arguments of a function, or
+      variables of a loop that is a function, whose origin is unknown.
   """
 
   def __init__(self) -> None:
-    self.computed: List[Computed] = []  # the nearest computed gradients
-    # those passed on changed, if ops built now can read them
+    self.computed: List[Computed] = []
     self.replaced: List[Computed] = []
-    # those that `grads` derive from, by what is squared
     self.sums_of_squares: Dict[TensorKey, tf.Tensor] = {}
-    # ops that took gradients from a `tf.ConditionalAccumulator`
     self.accumulator_takes: List[tf.Operation] = []
-    # whether ops of Horovod reduced them after they were computed
     self.is_reduced_by_horovod = False
-    # whether gradients may be arguments of a function, or variables of a loop that is
-    # a function, whose origin is unknown
     self.has_unknown_arguments = False
 
   @property
@@ -64,11 +80,9 @@ class Lineage:
 
   def is_origin_of(self, tensors: List[tf.Tensor]) -> bool:
     """Returns whether tensors derive from one of the computed gradients."""
-    if not tensors:  # in most steps
-      return False
     own = contexts.keys_of(computed.values for computed in self.computed)
-    found = contexts.search_back(tensors, contexts.data_inputs, _records())
-    return not own.isdisjoint(contexts.keys_of(found))
+    found = contexts.search_back_by_key(tensors, contexts.data_inputs, _records())
+    return not own.isdisjoint(found)
 
 
 def record(
@@ -99,25 +113,26 @@ def record(
     )
 
 
-def name_computed(pairs: Iterable[gradients.GradAndVar]) -> None:
+def _name_computed(
+  grads: Iterable[gradients.Gradient],
+  variables: Iterable[tf.Variable],
+  known: Mapping[TensorKey, Computed],
+) -> None:
   """Names computed gradients, of which only the position is known, after the variable
   to which a gradient that derives from them is applied.
   """
-  if graphs.default_graph() is None:
+  if all(computed.is_name_of_variable for computed in known.values()):
     return
-  records = _records()
-  if all(computed.is_name_of_variable for computed in records.values()):
-    return
-  for grad, variable in pairs:
+  for grad, variable in zip(grads, variables):
     for values in gradients.values_of([grad]):
-      computed = _nearest(values, records)
+      computed = _nearest(values, known)
       if computed is not None and not computed.is_name_of_variable:
         named = computed._replace(name=variable.name, is_name_of_variable=True)
         _records_in(computed.values.graph)[tensor_key(computed.values)] = named
 
 
 def _nearest(
-  tensor: tf.Tensor, records: Mapping[TensorKey, Computed]
+  tensor: tf.Tensor, known: Mapping[TensorKey, Computed]
 ) -> Optional[Computed]:
   """Returns the first computed gradient that a search back from a tensor finds, along
   first inputs first: for `g * factor` that of `g`.
@@ -127,61 +142,91 @@ def _nearest(
   while pending:
     found = pending.pop()
     key = tensor_key(found)
-    if key in records:
-      return records[key]
+    if key in known:
+      return known[key]
     if key not in seen:
       seen.add(key)
       pending += reversed(contexts.data_inputs(found))
   return None
 
 
-def trace(grads: Iterable[gradients.Gradient], check_computed: bool = True) -> Lineage:
+def trace(
+  grads: Sequence[gradients.Gradient],
+  check_computed: bool = True,
+  variables: Sequence[tf.Variable] = (),
+) -> Lineage:
   """Searches back from gradients to the nearest computed ones, along data inputs; finds
   nothing in eager mode.
+
+      for tensor in what grads derive from, no further back than computed gradients:
+        if tensor is a sum of squares: sums_of_squares[what is squared] = tensor
+        if tensor is a computed gradient:
+          add it to computed
+          if tensor can be read, and no gradient is a copy of it: add it to replaced
+        else if tensor is an argument of a function: it may be a gradient
+        else if an accumulator or Horovod returned it: say so
 
   Clipping can turn an inf into a finite number (`tf.clip_by_value`), and masking can
   remove a NaN. The finite check therefore covers the computed gradients, too
   (`replaced`), unless `grads` are copies of them, or ops built now cannot read them,
   because they are in a branch, a loop, a function or an XLA computation that the
   current context is not in. With `check_computed=False`, it covers none of them.
+
+  If the `variables` to which gradients are applied are given, computed gradients of
+  which only the position is known are named after them.
   """
   found = Lineage()
   if graphs.default_graph() is None:
     return found
+  known = _records()
+  _name_computed(grads, variables, known)
   values = gradients.values_of(grads)
-  records = _records()
-  passed = contexts.keys_of(contexts.search_back(values, _copied))
+  passed = contexts.search_back_by_key(values, _copied)
+  sources = contexts.search_back_by_key(values, contexts.data_inputs, known)
   arguments: List[tf.Tensor] = []
-  for tensor in contexts.search_back(values, contexts.data_inputs, records):
-    computed = records.get(tensor_key(tensor))
+  for key, tensor in sources.items():
     is_readable = contexts.is_readable(tensor)
-    squared = _squared_in(tensor) if is_readable else []
-    if squared:
-      copied = contexts.keys_of(contexts.search_back(squared, _copied))
-      found.sums_of_squares.update(dict.fromkeys(copied, tensor))
-    if computed is not None:
-      found.computed.append(computed)
-      is_passed = tensor_key(tensor) in passed
-      if check_computed and is_readable and not is_passed:
-        found.replaced.append(computed)
-      continue
-    if contexts.is_argument(tensor):
-      arguments.append(tensor)
-    if tensor.op.type.endswith("AccumulatorTakeGradient"):
-      found.accumulator_takes.append(tensor.op)
-    if contexts.contains_op(tensor.op, "Horovod"):
-      found.is_reduced_by_horovod = True
-  found.has_unknown_arguments = check_computed and _may_be_gradients(
-    arguments, bool(found.computed)
-  )
+    if is_readable:
+      _add_sum_of_squares(tensor, found.sums_of_squares)
+    if key in known:
+      found.computed.append(known[key])
+      if check_computed and is_readable and key not in passed:
+        found.replaced.append(known[key])
+    else:
+      if contexts.is_argument(tensor):
+        arguments.append(tensor)
+      _add_exchange(tensor.op, found)
+  if check_computed and arguments:
+    has_computed = bool(found.computed)
+    found.has_unknown_arguments = _may_be_gradients(arguments, has_computed)
   return found
+
+
+def _add_exchange(op: tf.Operation, found: Lineage) -> None:
+  """Notes an op that exchanges gradients with other processes."""
+  if op.type.endswith("AccumulatorTakeGradient"):
+    found.accumulator_takes.append(op)
+  if contexts.contains_op(op, "Horovod"):
+    found.is_reduced_by_horovod = True
+
+
+def _add_sum_of_squares(
+  tensor: tf.Tensor, sums_of_squares: Dict[TensorKey, tf.Tensor]
+) -> None:
+  """Adds a tensor that is the sum of squares of another, by the keys of the other one
+  and of what that is a copy of.
+  """
+  squared = _squared_in(tensor)
+  if squared:
+    copied = contexts.search_back_by_key(squared, _copied)
+    sums_of_squares.update(dict.fromkeys(copied, tensor))
 
 
 def _may_be_gradients(arguments: List[tf.Tensor], has_computed: bool) -> bool:
   """Returns whether one of the arguments of functions may be a gradient that was
   computed outside of the function. A scalar is a factor of other gradients, if any.
   """
-  around = list(graphs.enclosing_graphs())
+  around = graphs.enclosing_graphs()
   for argument in arguments:
     is_factor = has_computed and argument.shape.rank == 0
     outside = around[around.index(argument.graph) + 1 :]
@@ -194,11 +239,9 @@ def _copied(tensor: tf.Tensor) -> List[tf.Tensor]:
   """Returns the floating tensor of which a floating one is a copy, as a list of one;
   else [].
   """
-  inputs = (
-    contexts.tensor_inputs(tensor)
-    if tensor.op.type in _COPIES and tensor.dtype.is_floating
-    else []
-  )
+  if tensor.op.type not in _COPIES or not tensor.dtype.is_floating:
+    return []
+  inputs = contexts.tensor_inputs(tensor)
   return [value for value in inputs if value.dtype.is_floating]
 
 
@@ -211,26 +254,31 @@ def _squared_in(tensor: tf.Tensor) -> List[tf.Tensor]:
     squares = sums.inputs[0].op
   elif sums.type != "L2Loss":
     return []
-  if (
-    squares.type not in ("L2Loss", "Mul", "Square")
-    or sums.control_inputs
-    or squares.control_inputs
-  ):
+  if squares.type not in ("L2Loss", "Mul", "Square"):
+    return []
+  if sums.control_inputs or squares.control_inputs:
     return []
   first, last = squares.inputs[0], squares.inputs[-1]
-  return (
-    [first] if tensor_key(first) == tensor_key(last) and first.dtype.is_floating else []
-  )
+  is_square = tensor_key(first) == tensor_key(last)
+  if is_square and first.dtype.is_floating:
+    return [first]
+  return []
 
 
-def unscaled_name(values: tf.Tensor) -> str:
-  """Returns the name of the op that would compute a gradient without loss scaling: for
-  one that `compute_gradients` returned that of the scaled gradient, else its own.
+def unscaled_names(values: Mapping[TensorKey, tf.Tensor]) -> List[str]:
+  """Returns, for the values of each gradient, by their keys, the name of the op that
+  would compute them without loss scaling: for a gradient that `compute_gradients`
+  returned that of the scaled gradient, else its own.
   """
-  computed = _records().get(tensor_key(values))
-  if computed is None or computed.scaled is None:
-    return values.op.name
-  return computed.scaled.op.name
+  known = _records()
+  names: List[str] = []
+  for key, tensor in values.items():
+    computed = known.get(key)
+    if computed is None or computed.scaled is None:
+      names.append(tensor.op.name)
+    else:
+      names.append(computed.scaled.op.name)
+  return names
 
 
 def cut(grads: Iterable[gradients.Gradient]) -> List[gradients.Gradient]:
@@ -250,4 +298,4 @@ def _records() -> Mapping[TensorKey, Computed]:
 
 
 def _records_in(graph: tf.Graph) -> Dict[TensorKey, Computed]:
-  return graphs.record_in(graph, "computed_gradients")
+  return records.record_in(graph, "computed_gradients")

@@ -34,6 +34,7 @@ from mp_compat.core import naming_schemes
 from mp_compat.core import update_rule
 from mp_compat.core.update_rule import Scalar
 from mp_compat.graph import graphs
+from mp_compat.graph import records
 
 AnyLossScale = Any  # a LossScale, ours or that of TensorFlow
 
@@ -165,7 +166,7 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     """Returns the variables in the current graph by name, in the order of their
     creation; a record that `_make_weight` adds to.
     """
-    return graphs.state_of(self, graphs.init_scope_graph(), dict)
+    return records.state_of(self, graphs.init_scope_graph(), dict)
 
   @property
   def _weights(self) -> Dict[Tuple[str, Optional[str]], tf.Variable]:
@@ -184,14 +185,14 @@ def state_names(graph: tf.Graph) -> Set[str]:
   """Returns the record in `graph` of the names of all variables of its loss scales,
   those of subclasses included.
   """
-  return graphs.record_in(graph, "state_names", set)
+  return records.record_in(graph, "state_names", set)
 
 
 def kinds_of_created(graph: tf.Graph) -> Dict[str, str]:
   """Returns the record in `graph` of the variables that optimizers with a loss scale
   created when they applied gradients: the kind of the loss scale by name.
   """
-  return graphs.record_in(graph, "loss_scales_of_created")
+  return records.record_in(graph, "loss_scales_of_created")
 
 
 @contextlib.contextmanager
@@ -208,11 +209,14 @@ def recording_created(scale: AnyLossScale) -> Iterator[None]:
   dynamic = (DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES
   is_dynamic = isinstance(scale, dynamic)
   kind = naming_schemes.DYNAMIC if is_dynamic else naming_schemes.FIXED
-  created = [name for name in _global_names(graph) if name not in existing]
-  kinds_of_created(graph).update(dict.fromkeys(created, kind))
+  kinds = kinds_of_created(graph)
+  for name in _global_names(graph):
+    if name not in existing:
+      kinds[name] = kind
 
 
 def _global_names(graph: tf.Graph) -> List[str]:
+  """Returns the names of the global variables of a graph, without ":0"."""
   variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
   return [variable.op.name for variable in variables]
 
@@ -264,7 +268,7 @@ def constant(value: float) -> tf.Tensor:
   graph = graphs.default_graph()
   if graph is None:
     return tf.constant(value, tf.float32)
-  made = graphs.record_in(graph, "constants")
+  made = records.record_in(graph, "constants")
   if value not in made:
     # outside of branches and loops
     with tf.control_dependencies(None), tf.device(None):
@@ -535,12 +539,12 @@ def transition(
   """
   with tf.name_scope("update_loss_scale"):
     scale, *counters = [tf.convert_to_tensor(variable) for variable in variables]
-    where = _where
+    where: Optional[Callable[..., tf.Tensor]] = _where
     if tf.executing_eagerly():
       # With Python numbers, the rule takes ops only in steps that change the scale.
       counters = [int(counter) for counter in counters]
       finite = bool(finite)
-      where = update_rule.choose
+      where = None
     if len(counters) == 1:
       # The number 0 for bad_steps: what the rule computes from it adds no ops.
       counters.append(0)
@@ -582,21 +586,13 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
 
 
 def _where(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
-  """Returns `tf.where` of scalars, as `update_rule.choose` of tensors.
+  """Returns `tf.where` of scalars.
 
   Args:
-    condition: a bool tensor; a Python bool if it is of bad_steps that have no variable.
-    yes: a tensor, a Python value or a function that returns one.
+    condition: a bool tensor.
+    yes: a tensor or a Python value.
     no: the same, of the same dtype.
   """
-  if isinstance(condition, bool):
-    return update_rule.choose(condition, yes, no)
-  if callable(yes):
-    yes = yes()
-  if callable(no):
-    no = no()
-  if yes is no:
-    return yes
   dtype = None  # what TensorFlow converts a Python value to
   if tf.is_tensor(yes):
     dtype = yes.dtype

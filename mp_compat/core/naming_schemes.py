@@ -5,14 +5,15 @@ Programs of different kinds give different names to the variables of loss scalin
 to those that an optimizer creates when it applies gradients, such as Adam's powers:
 
     mp_compat             current_loss_scale, good_steps; beta1_power
-    TensorFlow's class    current_loss_scale, good_steps; cond_1/beta1_power under control
-                          flow v1, and beta1_power without its name scope under v2
+    TensorFlow's class    current_loss_scale, good_steps; cond_1/beta1_power under
+                          control flow v1, beta1_power without its name scope under v2
     tf.contrib            loss_scale, good_steps, bad_steps (int32); cond/beta1_power
     plain                 beta1_power
 
 All other variables (weights, slots, global_step) have the same name in each of these
 schemes. The names of variables created in a name scope are prefixed with that scope.
-`core.matching` finds the variables of one scheme in a checkpoint of another.
+`core.matching` finds the variables of one scheme in a checkpoint of another,
+`core.translation` gives them the names of another.
 """
 
 import collections
@@ -63,8 +64,9 @@ class NamingScheme(NamedTuple):
     name: The name of the scheme.
     state: The variables of a loss scale, by their names in this package (roles).
     signature: Those that every dynamic loss scale has, by which it is recognized.
-    conditionals: The conditionals around the inner optimizer, by the kind of loss scale.
-      Without any, the variables that it creates have the names that it gives them.
+    conditionals: The conditionals around the inner optimizer, by the kind of loss
+      scale. Without any, the variables that it creates have the names that it gives
+      them.
   """
 
   name: str
@@ -170,14 +172,20 @@ def parse(name: str) -> Name:
     else:
       kept.append(scope)
   numbered = _NUMBERED.fullmatch(last)
-  stem, number = numbered.groups() if numbered else (last, 0)
-  return Name("/".join(kept), tuple(conditionals), stem, int(number))
+  stem, number = last, 0
+  if numbered:
+    stem, number = numbered.group(1), int(numbered.group(2))
+  return Name("/".join(kept), tuple(conditionals), stem, number)
 
 
 def join(scope: str, stem: str, number: int = 0) -> str:
   """Returns the name of a variable from its parts; number 0 is not written."""
-  last = "{}_{}".format(stem, number) if number else stem
-  return "{}/{}".format(scope, last) if scope else last
+  last = stem
+  if number:
+    last = "{}_{}".format(stem, number)
+  if not scope:
+    return last
+  return "{}/{}".format(scope, last)
 
 
 def is_state_name(name: str) -> bool:

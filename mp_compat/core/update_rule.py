@@ -42,15 +42,14 @@ section 3.2, as implemented by `tf.compat.v1.train.experimental.DynamicLossScale
 with a ratio, by `tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager`.
 """
 
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 # The largest scale whose reciprocal is a normal float32; TensorFlow flushes smaller
 # reciprocals to 0.
 LARGEST_SCALE = 2.0**126
 
-# a number, a bool or a scalar tensor; as an argument of `choose`, also a function that
-# returns one
-Scalar = Any
+Scalar = Any  # a number, a bool or a scalar tensor
+_Branch = Union[Scalar, Callable[[], Scalar]]  # what is selected, or how to compute it
 
 
 class Rule(NamedTuple):
@@ -93,19 +92,11 @@ class State(NamedTuple):
   bad_steps: Scalar
 
 
-def choose(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
-  """Returns `yes` if `condition`, else `no`; of a function, its result."""
-  chosen = yes if condition else no
-  if callable(chosen):
-    return chosen()
-  return chosen
-
-
 def next_state(
   state: State,
   finite: Scalar,
   rule: Rule,
-  where: Callable[[Scalar, Scalar, Scalar], Scalar] = choose,
+  where: Optional[Callable[[Scalar, Scalar, Scalar], Scalar]] = None,
   maximum: Callable[[Scalar, Scalar], Scalar] = max,
   minimum: Callable[[Scalar, Scalar], Scalar] = min,
 ) -> State:
@@ -115,11 +106,22 @@ def next_state(
     state: the state before the step: numbers, or scalar tensors.
     finite: a bool, or a scalar bool tensor: whether all gradients are finite.
     rule: the parameters.
-    where: selects by a condition, as `choose` does; for tensors, `tf.where` with
-      functions.
+    where: for tensors, returns its second argument if the first is True, else its
+      third, as `tf.where` does. None for numbers, of which only those that are selected
+      are computed.
     maximum: returns the larger of two values; for tensors `tf.maximum`.
     minimum: returns the smaller of two values; for tensors `tf.minimum`.
   """
+
+  def select(condition: Scalar, yes: _Branch, no: _Branch) -> Scalar:
+    if where is None or isinstance(condition, bool):
+      chosen = yes if condition else no
+      return _value(chosen)
+    yes, no = _value(yes), _value(no)
+    if yes is no:
+      return yes
+    return where(condition, yes, no)
+
   good_steps = state.good_steps + 1
   bad_steps = state.bad_steps + 1
   grow = good_steps >= rule.increment_period
@@ -127,10 +129,10 @@ def next_state(
 
   def grown() -> Scalar:
     product = state.scale * rule.multiplier
-    return where(product <= rule.ceiling, product, minimum(state.scale, rule.ceiling))
+    return select(product <= rule.ceiling, product, minimum(state.scale, rule.ceiling))
 
   def shrunk() -> Scalar:
-    floor = where(state.scale < rule.floor, state.scale, rule.floor)
+    floor = select(state.scale < rule.floor, state.scale, rule.floor)
     if rule.decrement_ratio is None:
       lower = state.scale / rule.backoff
     else:
@@ -138,15 +140,22 @@ def next_state(
     return maximum(lower, floor)
 
   def scale_if_finite() -> Scalar:
-    return where(grow, grown, state.scale)
+    return select(grow, grown, state.scale)
 
   def scale_if_overflow() -> Scalar:
-    return where(shrink, shrunk, state.scale)
+    return select(shrink, shrunk, state.scale)
 
   return State(
-    scale=where(finite, scale_if_finite, scale_if_overflow),
-    good_steps=where(finite, where(grow, 0, good_steps), 0),
-    bad_steps=where(
-      finite, where(grow, 0, state.bad_steps), where(shrink, 0, bad_steps)
+    scale=select(finite, scale_if_finite, scale_if_overflow),
+    good_steps=select(finite, select(grow, 0, good_steps), 0),
+    bad_steps=select(
+      finite, select(grow, 0, state.bad_steps), select(shrink, 0, bad_steps)
     ),
   )
+
+
+def _value(branch: _Branch) -> Scalar:
+  """Returns a value; of a function, what it returns."""
+  if callable(branch):
+    return branch()
+  return branch

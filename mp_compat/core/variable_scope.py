@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict
 from mp_compat._tensorflow import tf
 from mp_compat.graph import contexts
 from mp_compat.graph import graphs
+from mp_compat.graph import records
 
 _HALF = (tf.float16, tf.bfloat16)
 # The parameters of a getter after `name`, in the order in which another custom getter
@@ -84,8 +85,10 @@ def variable_of(value: Any) -> Any:
 
   The variable is a `PartitionedVariable` if the scope has a partitioner.
   """
+  if not isinstance(value, tf.Tensor):
+    return value
   graph = graphs.graph_of(value)
-  if graph is None or not isinstance(value, tf.Tensor):
+  if graph is None:  # an eager tensor
     return value
   return _variables_by_cast(graph).get(contexts.tensor_key(value), value)
 
@@ -114,4 +117,4 @@ def parts_of(values: Any) -> Any:
 
 
 def _variables_by_cast(graph: tf.Graph) -> Dict[contexts.TensorKey, Any]:
-  return graphs.record_in(graph, "variables_by_cast")
+  return records.record_in(graph, "variables_by_cast")

@@ -128,9 +128,14 @@ def tensor_key(tensor: tf.Tensor) -> TensorKey:
   return tensor.op, tensor.value_index
 
 
+def tensor_keys(tensors: Iterable[tf.Tensor]) -> List[TensorKey]:
+  """Returns the key of each of several graph tensors."""
+  return [tensor_key(tensor) for tensor in tensors]
+
+
 def keys_of(tensors: Iterable[tf.Tensor]) -> Set[TensorKey]:
-  """Returns the keys of graph tensors."""
-  return set(map(tensor_key, tensors))
+  """Returns the keys of graph tensors, each once."""
+  return set(tensor_keys(tensors))
 
 
 def search_back(
@@ -138,6 +143,15 @@ def search_back(
   inputs_of: Callable[[tf.Tensor], List[tf.Tensor]],
   until: Container[TensorKey] = (),
 ) -> List[tf.Tensor]:
+  """Returns the tensors that `search_back_by_key` finds, in the order of the search."""
+  return list(search_back_by_key(ends, inputs_of, until).values())
+
+
+def search_back_by_key(
+  ends: Iterable[tf.Tensor],
+  inputs_of: Callable[[tf.Tensor], List[tf.Tensor]],
+  until: Container[TensorKey] = (),
+) -> Dict[TensorKey, tf.Tensor]:
   """Searches tensors and those that they are computed from, each once, depth first.
 
   Args:
@@ -146,7 +160,7 @@ def search_back(
     until: keys of tensors; those behind them are not searched.
 
   Returns:
-    The graph tensors found, in the order of the search.
+    The graph tensors found by their keys, in the order of the search.
   """
   found: Dict[TensorKey, tf.Tensor] = {}
   pending = list(ends)[::-1]  # the next one is last
@@ -158,7 +172,7 @@ def search_back(
     found[key] = tensor
     if key not in until:
       pending += reversed(inputs_of(tensor))
-  return list(found.values())
+  return found
 
 
 def tensor_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:

@@ -5,7 +5,7 @@ from typing import Callable, List, Optional, Union
 
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
-from mp_compat.graph.graphs import Element
+from mp_compat.graph.runs import Element
 
 _Branch = Callable[[], Optional[Element]]
 

@@ -93,22 +93,25 @@ def _of_call(node: tf.NodeDef, graph: tf.Graph) -> bool:
 
 
 def _function_names(node: tf.NodeDef, graph: tf.Graph) -> List[str]:
+  """Returns the names of the functions that a node itself calls."""
   if graph._is_function(node.op):
     return [node.op]
-  functions = [
-    function
-    for value in node.attr.values()
-    for function in [value.func, *value.list.func]
-  ]
-  return [function.name for function in functions if function.name]
+  names: List[str] = []
+  for value in node.attr.values():
+    for function in (value.func, *value.list.func):
+      if function.name:  # else the attribute is no function
+        names.append(function.name)
+  return names
 
 
 @functools.lru_cache(maxsize=None)
 def _takes_functions(op_type: str) -> bool:
+  """Returns whether ops of a type have functions as attributes."""
   definition = _definition(op_type)
-  return definition is not None and not {"func", "list(func)"}.isdisjoint(
-    [each.type for each in definition.attr]
-  )
+  if definition is None:
+    return False
+  types = {attribute.type for attribute in definition.attr}
+  return "func" in types or "list(func)" in types
 
 
 @functools.lru_cache(maxsize=None)
@@ -117,34 +120,52 @@ def _runs_dataset(op_type: str) -> bool:
   definition = _definition(op_type)
   if definition is None:
     return False
-  takes_dataset = any(
-    "dataset" in argument.name and argument.type == tf.variant.as_datatype_enum
-    for argument in definition.input_arg
-  )
+  variant = tf.variant.as_datatype_enum
   returned = [argument.type for argument in definition.output_arg]
-  return takes_dataset and returned != [tf.variant.as_datatype_enum]
+  if returned == [variant]:  # another dataset
+    return False
+  for argument in definition.input_arg:
+    if "dataset" in argument.name and argument.type == variant:
+      return True
+  return False
 
 
 @functools.lru_cache(maxsize=None)
 def _of_type(op_type: str) -> bool:
-  """Returns whether ops of a type, which call no functions, may change state."""
+  """Returns whether ops of a type, which call no functions, may change state.
+
+  Ops without a known definition may, and so may what runs a dataset. Of the others:
+
+      reads a resource, passes a reference on, or is of one run    no
+      makes a handle, except TemporaryVariable                     no
+      is stateful, or takes a reference                            yes
+      is anything else                                             no
+  """
   definition = _definition(op_type)
   if definition is None or _runs_dataset(op_type):
     return True
   if op_type in _READING or op_type in _PASSING or op_type.startswith(_OF_ONE_RUN):
     return False
-  if definition.output_arg and all(
-    argument.type == tf.resource or (argument.is_ref and not definition.input_arg)
-    for argument in definition.output_arg
-  ):
-    # The others make a handle: of a variable, a queue, an iterator.
+  if _makes_handles(definition):  # of a variable, a queue, an iterator
     return op_type == "TemporaryVariable"
   if definition.is_stateful:
     return True
   return any(argument.is_ref for argument in definition.input_arg)
 
 
+def _makes_handles(definition: Any) -> bool:
+  """Returns whether all outputs of an op are resources, or references of an op without
+  inputs.
+  """
+  for argument in definition.output_arg:
+    is_own_reference = argument.is_ref and not definition.input_arg
+    if argument.type != tf.resource and not is_own_reference:
+      return False
+  return bool(definition.output_arg)
+
+
 def _definition(op_type: str) -> Any:
+  """Returns the `OpDef` of a type of ops; None if it has no known definition."""
   if hasattr(op_def_registry, "get"):
     return op_def_registry.get(op_type)
   return op_def_registry.get_registered_ops().get(op_type)  # TensorFlow 1.15

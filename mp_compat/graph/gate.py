@@ -4,15 +4,16 @@
 """
 
 import dataclasses
-from typing import Callable, Container, Dict, List, Optional, Set, Tuple
+from typing import Callable, Container, Dict, List, Optional, Sequence, Set, Tuple
 
 from mp_compat._tensorflow import tf
 from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
 from mp_compat.graph import dead_tensors
 from mp_compat.graph import effects
-from mp_compat.graph import graphs
-from mp_compat.graph.graphs import Element
+from mp_compat.graph import locks
+from mp_compat.graph import records
+from mp_compat.graph.runs import Element
 
 _LOOP_INPUTS = ("Enter", "RefEnter")
 _MERGES = ("Merge", "RefMerge")
@@ -25,14 +26,18 @@ _Reads = Dict[tf.Operation, List[tf.Operation]]
 
 @dataclasses.dataclass
 class GatedOps:
-  """What the gates of a graph may skip."""
+  """What the gates of a graph may skip.
+
+  Attributes:
+    predicates: The ops that a gate may skip, each with the op that computes its
+      predicate.
+    passed: The ops that `pass_if` made.
+    built_before: The number of ops that the graph had before its first gate.
+  """
 
   predicates: Dict[tf.Operation, tf.Operation] = dataclasses.field(default_factory=dict)
-  """The ops that a gate may skip, each with the op that computes its predicate."""
   passed: Set[tf.Operation] = dataclasses.field(default_factory=set)
-  """The ops that `pass_if` made."""
   built_before: int = 0
-  """The number of ops that the graph had before its first gate."""
 
 
 def gate(
@@ -77,7 +82,7 @@ def gate(
   built_before = len(graph.get_operations())
   collections = (tf.GraphKeys.SUMMARIES, tf.GraphKeys.UPDATE_OPS)
   collected_before = {key: len(tf.get_collection(key)) for key in collections}
-  with graphs.changes_exclusively() as sessions_ran:
+  with locks.changes_exclusively() as sessions_ran:
     results = build()
     if sessions_ran:  # A Session that has run an op does not see its later edges.
       raise ValueError(
@@ -99,30 +104,44 @@ def gate(
     return tf.raw_ops.Merge(inputs=[skipped, applied]).output
 
 
-def pass_if(predicate: tf.Tensor, tensor: tf.Tensor, name: str) -> tf.Tensor:
-  """Returns the same values, which are not computed in a run in which `predicate` is
-  False; neither is what derives from them.
+def pass_if(
+  predicate: tf.Tensor, tensors: Sequence[tf.Tensor], scopes: Sequence[str], name: str
+) -> List[tf.Tensor]:
+  """Returns tensors of the same values, which are not computed in a run in which
+  `predicate` is False; neither is what derives from them.
+
+  `scopes` are the full name scopes of the new ops, one for each tensor, and `name` is
+  the last part of their names.
 
   It copies nothing. Graph optimizers do not move ops across it (outside of control
   flow), so the last bit of a result does not depend on what is before; and no fed
   tensor replaces the condition, as it can replace a control input.
   """
+  gated = gated_ops(tf.get_default_graph())
+  results = []
+  for tensor, scope in zip(tensors, scopes):
+    with tf.name_scope(scope + "/"):
+      passed = _passed_if(predicate, tensor, name)
+    gated.passed.add(passed.op)
+    results.append(passed)
+  return results
+
+
+def _passed_if(predicate: tf.Tensor, tensor: tf.Tensor, name: str) -> tf.Tensor:
+  """Returns one tensor of `pass_if`."""
   graph = tf.get_default_graph()
   with graph.colocate_with(tensor.op, ignore_existing=True):
     if graph._get_control_flow_context() is None:
-      passed = tf.raw_ops.Switch(data=tensor, pred=predicate, name=name).output_true
-    else:
-      # TensorFlow differentiates a Switch in a loop or a branch as one of theirs.
-      _, applied = control_flow.pivots(predicate, tf.logical_not(predicate))
-      with tf.control_dependencies([applied]):
-        passed = tf.identity(tensor, name)
-  gated_ops(graph).passed.add(passed.op)
-  return passed
+      return tf.raw_ops.Switch(data=tensor, pred=predicate, name=name).output_true
+    # TensorFlow differentiates a Switch in a loop or a branch as one of theirs.
+    _, applied = control_flow.pivots(predicate, tf.logical_not(predicate))
+    with tf.control_dependencies([applied]):
+      return tf.identity(tensor, name)
 
 
 def gated_ops(graph: tf.Graph) -> GatedOps:
   """Returns the record of what the gates of a graph may skip."""
-  return graphs.record_in(graph, "gated", GatedOps)
+  return records.record_in(graph, "gated", GatedOps)
 
 
 def _readable(

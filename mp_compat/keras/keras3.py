@@ -13,6 +13,7 @@ from mp_compat.core import gradients
 from mp_compat.core import loss_scale
 from mp_compat.core import naming_schemes
 from mp_compat.graph import graphs
+from mp_compat.graph import records
 from mp_compat.keras import keras2
 
 # Settings of Keras 3 optimizers that the wrapper does not use, with the defaults in
@@ -350,7 +351,7 @@ class Keras3Mixin(keras2.AnyBase):
     `apply` is that of the inner optimizer, for (gradient, variable) pairs.
     """
     if self._state_in(graphs.init_scope_graph()).has_unscaled_since:
-      graphs.warn_once(
+      records.warn_once(
         self,
         "A LossScaleOptimizer cannot tell whether gradients are from "
         "get_unscaled_gradients(). It takes them for scaled, and divides them by the "

@@ -22,6 +22,7 @@ from mp_compat.core import loss_scale
 from mp_compat.core.loss_scale import get_loss_scale
 from mp_compat.graph import contexts
 from mp_compat.graph import graphs
+from mp_compat.graph import records
 from mp_compat.keras import keras2
 from mp_compat.keras import keras3
 from mp_compat.keras import optimizer_kinds
@@ -268,7 +269,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   def _state_in(self, graph: Optional[tf.Graph]) -> KerasState:
     """Returns what this optimizer keeps in a graph; in eager mode for None."""
-    return graphs.state_of(self, graph, KerasState)
+    return records.state_of(self, graph, KerasState)
 
   def _current_scale(self) -> tf.Tensor:
     """Reads the loss scale; returns a float32 scalar."""
@@ -310,7 +311,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     if not state.has_unscaled and not self._kind.is_keras_3:
       missing.append("get_unscaled_gradients()")
     if missing:
-      graphs.warn_once(
+      records.warn_once(
         self,
         "A step of a LossScaleOptimizer was applied without %s. The gradients are then "
         "scaled wrongly, or underflow in float16. Call get_scaled_loss() before "

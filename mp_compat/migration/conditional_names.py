@@ -58,6 +58,8 @@ from mp_compat.core.naming_schemes import FIXED
 from mp_compat.core.naming_schemes import TENSORFLOW
 from mp_compat.core.naming_schemes import Conditionals
 from mp_compat.graph import graphs
+from mp_compat.graph import op_names
+from mp_compat.graph import records
 from mp_compat.migration import native_names
 
 _Function = Callable[..., Any]
@@ -119,7 +121,7 @@ def record_tensorflow_names(apply_gradients: _Function) -> _Function:
   ) -> Optional[tf.Operation]:
     if not _is_in_plain_graph():
       return apply_gradients(self, grads_and_vars, *args, **kwargs)
-    graph, scope = tf.get_default_graph(), graphs.name_scope()
+    graph, scope = tf.get_default_graph(), op_names.name_scope()
     pairs = list(grads_and_vars)
     grads = [grad for grad, _ in pairs]
     number = _next_number(graph, "cond")
@@ -163,7 +165,7 @@ def _record_names(
   `is_counted` says whether the graph has counted the conditionals of TensorFlow's
   class, as its own.
   """
-  offsets = graphs.record_in(
+  offsets = records.record_in(
     graph, "more_conditionals", lambda: collections.defaultdict(int)
   )
   conditionals = _conditionals(scale)
@@ -192,7 +194,7 @@ def _inner_ops_in(graph: tf.Graph, conditional: Optional[str]) -> Iterator[None]
   """Makes a context manager: the inner optimizer builds its ops in the name scope of
   a conditional, as with TensorFlow's class; its variables do not get that name.
   """
-  around = graphs.record_in(graph, "conditionals_of_steps", list)
+  around = records.record_in(graph, "conditionals_of_steps", list)
   around.append(conditional)
   try:
     yield
@@ -212,8 +214,8 @@ def note_variables(
     graph = graphs.init_scope_graph()
     if graph is None:
       return apply_in_each_replica(should_apply, apply, *args)
-    outer = graphs.name_scope()
-    conditionals = graphs.record_in(graph, "conditionals_of_steps", list)
+    outer = op_names.name_scope()
+    conditionals = records.record_in(graph, "conditionals_of_steps", list)
     conditional = None
     if conditionals:
       conditional = conditionals[-1]
@@ -230,10 +232,10 @@ def note_variables(
         options["name"] = _without(conditional, outer, wanted)
       scope = None
       if conditional:
-        scope = _without(conditional, outer, graphs.name_scope())
+        scope = _without(conditional, outer, op_names.name_scope())
       with _name_scope(scope):
         name = options.get("name") or "Variable"
-        asked = _joined(graphs.name_scope(), name).rstrip("/")
+        asked = _joined(op_names.name_scope(), name).rstrip("/")
         variable = next_creator(**options)
       _made_in_steps(graph).append((variable, asked))
       return variable
@@ -274,7 +276,7 @@ def _joined(*parts: str) -> str:
 
 def _made_in_steps(graph: tf.Graph) -> List[_Made]:
   """Returns the list of the variables that were made in the last step of a graph."""
-  return graphs.record_in(graph, "made_in_steps", list)
+  return records.record_in(graph, "made_in_steps", list)
 
 
 def _names_in_scope(

@@ -5,7 +5,7 @@ from typing import Iterable, List, NamedTuple
 
 from mp_compat._tensorflow import tf
 from mp_compat.graph import contexts
-from mp_compat.graph import graphs
+from mp_compat.graph import runs
 from mp_compat.monitoring import dataflow
 
 # In float16, exp(x) is inf from x = 11.1 on, and x * x from x = 256 on.
@@ -57,7 +57,7 @@ def float16_ops(loss: tf.Tensor) -> List[Float16Op]:
       "loss must be a tensor of a graph, but got {!r}. Call float16_ops in graph "
       "mode.".format(loss)
     )
-  executed = set(graphs.executed_ops([loss]))
+  executed = set(runs.executed_ops([loss]))
   in_order = [op for op in loss.graph.get_operations() if op in executed]
   return [Float16Op(op.name, op.type) for op in likely_to_overflow(in_order)]
 

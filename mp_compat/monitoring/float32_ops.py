@@ -6,7 +6,7 @@ why.
 from typing import Dict, FrozenSet, List, NamedTuple, Set, Tuple
 
 from mp_compat._tensorflow import tf
-from mp_compat.graph import graphs
+from mp_compat.graph import runs
 from mp_compat.monitoring import dataflow
 
 # The ops that Tensor Cores compute. Those named after a gradient are the forward pass
@@ -78,7 +78,7 @@ def float32_ops(loss: tf.Tensor) -> List[Float32Op]:
       "loss must be a tensor of a graph, but got {!r}. Call float32_ops in graph "
       "mode.".format(loss)
     )
-  ops = set(graphs.executed_ops([loss]))
+  ops = set(runs.executed_ops([loss]))
   products = []
   for op in loss.graph.get_operations():
     if op in ops and op.type in _PRODUCTS and _has_float32_input(op):

@@ -10,7 +10,7 @@ from mp_compat._tensorflow import native
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
 from mp_compat.core import loss_scale
-from mp_compat.graph import graphs
+from mp_compat.graph import runs
 from mp_compat.monitoring import dataflow
 from mp_compat.monitoring import float16_ops
 from mp_compat.monitoring import range_history
@@ -35,7 +35,7 @@ class _Watched(NamedTuple):
   status: tf.Tensor
   observed: List[stall.Observed]
 
-  def computed_by(self, run: graphs.Run) -> List[stall.Observed]:
+  def computed_by(self, run: runs.Run) -> List[stall.Observed]:
     """Returns what is observed and computed in a run."""
     return [each for each in self.observed if run.computes(each.tensor)]
 
@@ -232,7 +232,7 @@ class LossScaleHook(tf.train.SessionRunHook):
   def before_run(
     self, run_context: tf.train.SessionRunContext
   ) -> Optional[tf.train.SessionRunArgs]:
-    run = graphs.executed_by(run_context)
+    run = runs.executed_by(run_context)
     executed = [each for each in self._watched if each.train_op in run.ops]
     if not executed:
       if any(each.computed_by(run) for each in self._watched):
@@ -409,7 +409,7 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
   def before_run(
     self, run_context: tf.train.SessionRunContext
   ) -> Optional[tf.train.SessionRunArgs]:
-    run = graphs.executed_by(run_context)
+    run = runs.executed_by(run_context)
     counts = [each for train_op, each in self._counts if train_op in run.ops]
     return tf.train.SessionRunArgs(counts) if counts else None
 

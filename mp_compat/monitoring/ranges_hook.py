@@ -12,7 +12,7 @@ from mp_compat._tensorflow import event_files
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
-from mp_compat.graph import graphs
+from mp_compat.graph import runs
 from mp_compat.monitoring import gradient_ranges
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
@@ -97,7 +97,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
   def before_run(
     self, run_context: tf.train.SessionRunContext
   ) -> Optional[tf.train.SessionRunArgs]:
-    run = graphs.executed_by(run_context)
+    run = runs.executed_by(run_context)
     self._is_running = self._train_op in run.ops
     if not self._is_running:
       return None
@@ -108,7 +108,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
       fetches["ranges"] = self._report.ranges
     return tf.train.SessionRunArgs(fetches) if fetches else None
 
-  def _can_be_recorded(self, run: graphs.Run) -> bool:
+  def _can_be_recorded(self, run: runs.Run) -> bool:
     """Returns whether a run computes what is recorded; logs a warning if not."""
     if all(run.computes(item.tensor) for item in self._report.measured.values()):
       return True

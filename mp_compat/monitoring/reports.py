@@ -15,7 +15,7 @@ from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.graph import contexts
 from mp_compat.graph import dead_tensors
-from mp_compat.graph import graphs
+from mp_compat.graph import runs
 from mp_compat.training import step
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
@@ -93,7 +93,7 @@ def is_run_by_queue(record: step.Step) -> bool:
   """
   graph = record.train_op.graph
   fills = [op for op in graph.get_operations() if op.type.startswith("QueueEnqueue")]
-  return record.train_op in graphs.executed_ops(fills)
+  return record.train_op in runs.executed_ops(fills)
 
 
 def is_readable(record: step.Step) -> bool:

@@ -16,6 +16,7 @@ from mp_compat.core import lineage
 from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
 from mp_compat.graph import graphs
+from mp_compat.graph import records
 from mp_compat.training import step
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
@@ -26,20 +27,25 @@ GradAndVar = gradients.GradAndVar
 class Window:
   """What a GradientAccumulator keeps in a graph that a Session runs; the lists are in
   the order passed to `add`.
+
+  Attributes:
+    var_list: The variables that gradients are accumulated for; empty before the first
+      `add`.
+    dtypes: The dtypes of their gradients; None for None.
+    sums: The local variables with the sums of their gradients; None for None.
+    finite: Counts the micro-batches that were added, an int64 scalar.
+    overflowed: Counts those that were not finite, an int64 scalar.
+    means: All gradients that `mean` returned, which are read before the window is
+      cleared.
+    adding_graphs: The graphs that called `add`: this one, or functions inside of it.
   """
 
-  # empty before the first `add`
   var_list: List[tf.Variable] = dataclasses.field(default_factory=list)
-  # of the gradients; None for None
   dtypes: List[Optional[tf.DType]] = dataclasses.field(default_factory=list)
   sums: List[Optional[tf.Variable]] = dataclasses.field(default_factory=list)
-  finite: tf.Variable = (
-    None  # counts the micro-batches that were added, an int64 scalar
-  )
-  overflowed: tf.Variable = None  # counts those that were not finite, an int64 scalar
-  # all that `mean` returned, read before clearing
+  finite: tf.Variable = None
+  overflowed: tf.Variable = None
   means: List[tf.Tensor] = dataclasses.field(default_factory=list)
-  # that called `add`
   adding_graphs: "weakref.WeakSet[tf.Graph]" = dataclasses.field(
     default_factory=weakref.WeakSet
   )
@@ -48,6 +54,21 @@ class Window:
 class GradientAccumulator:
   """Accumulates unscaled gradients over a window of micro-batches, one per
   `session.run`; applies them as one step.
+
+      add(grads):                            # each micro-batch
+        if all_finite(grads):
+          finite += 1
+          sums += grads
+        else:
+          overflowed += 1
+      mean():
+        if skip == "window" and overflowed > 0: NaN
+        else: sums / finite
+      apply_gradients(mean()):               # each window
+        the step of the optimizer, not finite if overflowed > 0
+        finite = overflowed = sums = 0
+
+  In a program:
 
       window = mp_compat.GradientAccumulator(opt)
       add_op = window.add(opt.compute_gradients(loss))
@@ -127,30 +148,28 @@ class GradientAccumulator:
     )
     self._optimizer._warn_unless_unscaled(part.grads_and_vars)
     window = self._window(part.grads_and_vars)
-    pairs = [
-      (total, grad)
-      for total, (grad, _) in zip(window.sums, part.grads_and_vars)
-      if total is not None
-    ]
 
     def add() -> tf.Operation:
-      return tf.group(
-        window.finite.assign_add(1, read_value=False),
-        *[_add_to(total, grad) for total, grad in pairs],
-      )
+      additions = [window.finite.assign_add(1, read_value=False)]
+      for total, (grad, _) in zip(window.sums, part.grads_and_vars):
+        if total is not None:
+          additions.append(_add_to(total, grad))
+      return tf.group(*additions)
+
+    def count_overflow() -> tf.Operation:
+      return tf.group(window.overflowed.assign_add(1, read_value=False))
 
     initialized = tf.debugging.Assert(
       # not tf.is_variable_initialized, which fails in functions of TensorFlow 2.0
       window.finite.is_initialized(),
       [
-        "The variables of this GradientAccumulator are not initialized. Run tf.local_variables_initializer()."
+        "The variables of this GradientAccumulator are not initialized. Run "
+        "tf.local_variables_initializer()."
       ],
     )
     with tf.control_dependencies([initialized]):
       finite = tf.identity(part.finite)
-    added = control_flow.cond(
-      finite, add, lambda: tf.group(window.overflowed.assign_add(1, read_value=False))
-    )
+    added = control_flow.cond(finite, add, count_overflow)
     return tf.group(added, name=name or "accumulate")
 
   @autograph.do_not_convert
@@ -172,23 +191,23 @@ class GradientAccumulator:
     added = tf.debugging.Assert(
       finite + overflowed > 0,
       [
-        "This window is empty. Run the op that GradientAccumulator.add() returned before the train op."
+        "This window is empty. Run the op that GradientAccumulator.add() returned "
+        "before the train op."
       ],
     )
     with tf.control_dependencies([added]):
       count = tf.cast(finite, tf.float64)  # 0 makes 0 / 0
     if self._skip == "window":
       count = tf.where_v2(overflowed > 0, tf.cast(float("nan"), tf.float64), count)
-    means = [
-      None
-      if total is None
-      else tf.cast(total.read_value() / tf.cast(count, total.dtype), dtype)
-      for total, dtype in zip(window.sums, window.dtypes)
-    ]
-    window.means.extend(mean for mean in means if mean is not None)
-    lineage.record(
-      means, [variable.name for variable in window.var_list], are_window_means=True
-    )
+    means: List[Optional[tf.Tensor]] = []
+    for total, dtype in zip(window.sums, window.dtypes):
+      mean = None
+      if total is not None:
+        mean = tf.cast(total.read_value() / tf.cast(count, total.dtype), dtype)
+        window.means.append(mean)
+      means.append(mean)
+    names = [variable.name for variable in window.var_list]
+    lineage.record(means, names, are_window_means=True)
     return list(zip(means, window.var_list))
 
   @autograph.do_not_convert
@@ -209,37 +228,31 @@ class GradientAccumulator:
     same `session.run`.
     """
     window = self._added()
-    micro_batches_finite = (
-      [tf.equal(window.overflowed.read_value(), 0)]
-      if self._skip == "micro_batch"
-      else []
-    )
+    micro_batches_finite = None
+    if self._skip == "micro_batch":
+      micro_batches_finite = tf.equal(window.overflowed.read_value(), 0)
     parts = [self._optimizer._prepare_part(grads_and_vars, empties_window=True)]
-    parts += [
-      step.Part((), finite, lineage.Lineage(), parts[0].scope)
-      for finite in micro_batches_finite
-    ]
+    if micro_batches_finite is not None:
+      # No gradients: it is only checked, so that an overflow lowers the loss scale.
+      checked = step.Part((), micro_batches_finite, lineage.Lineage(), parts[0].scope)
+      parts.append(checked)
     applied = distribute.merge_call(step.apply_first, parts, global_step, name)
-    read = [
-      mean
-      for mean in window.means
-      if mean.graph is tf.get_default_graph() and contexts.is_readable(mean)
-    ]
+    read: List[tf.Tensor] = []
+    for mean in window.means:
+      if mean.graph is tf.get_default_graph() and contexts.is_readable(mean):
+        read.append(mean)
     # one op: each assignment would wait for each mean
     with tf.control_dependencies([tf.group(applied, *read)]):
-      cleared = [
-        total.assign(tf.zeros_like(total), read_value=False)
-        for total in [window.finite, window.overflowed] + window.sums
-        if total is not None
-      ]
+      cleared: List[tf.Operation] = []
+      for total in [window.finite, window.overflowed] + window.sums:
+        if total is not None:
+          cleared.append(total.assign(tf.zeros_like(total), read_value=False))
     return tf.group(applied, *cleared)
 
   def _window(self, grads_and_vars: Iterable[GradAndVar]) -> Window:
     """Returns the window of this graph, whose variables the first `add` makes."""
-    window, graph = (
-      graphs.state_of(self, graphs.init_scope_graph(), Window),
-      graphs.default_graph(),
-    )
+    window = records.state_of(self, graphs.init_scope_graph(), Window)
+    graph = graphs.default_graph()
     dtypes = [None if grad is None else grad.dtype for grad, _ in grads_and_vars]
     var_list = [variable for _, variable in grads_and_vars]
     if not window.var_list:
@@ -274,7 +287,7 @@ class GradientAccumulator:
     return window
 
   def _added(self) -> Window:
-    window = graphs.state_of(self, graphs.init_scope_graph(), Window)
+    window = records.state_of(self, graphs.init_scope_graph(), Window)
     if not window.var_list:
       raise RuntimeError(
         "This GradientAccumulator has no gradients in this graph. Call "
@@ -308,8 +321,10 @@ def _sum_for(
 ) -> tf.Variable:
   """Makes a variable of zeros for the sum of a gradient."""
   if not variable.shape.is_fully_defined():
-    message = "Gradients can only be accumulated for variables of static shape, but {} has the shape {}."
-    raise ValueError(message.format(variable.name, variable.shape))
+    raise ValueError(
+      "Gradients can only be accumulated for variables of static shape, but {} has the "
+      "shape {}.".format(variable.name, variable.shape)
+    )
   is_wide = grad.dtype.is_complex or grad.dtype == tf.float64
   dtype = grad.dtype if is_wide else tf.float32
   return _local(variable.shape, dtype, "accumulated_gradient", device)

@@ -22,6 +22,8 @@ from mp_compat.core.loss_scale import get_loss_scale
 from mp_compat.core.loss_scale import is_updated_by_check
 from mp_compat.graph import contexts
 from mp_compat.graph import graphs
+from mp_compat.graph import records
+from mp_compat.graph import runs
 from mp_compat.training import step
 
 # The base is TensorFlow's class, if there is one, so that isinstance checks for it
@@ -201,7 +203,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     is its own, it logs a warning.
     """
     if type(self._optimizer).minimize is not tf.train.Optimizer.minimize:
-      graphs.warn_once(
+      records.warn_once(
         self,
         "%s has a minimize() of its own, which is not called: loss scaling calls its "
         "compute_gradients() and apply_gradients(). If its minimize() does more, such "
@@ -276,7 +278,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       with other_graph.as_default():
         return self.compute_gradients(loss, **options)
     if gradients.is_scaled(loss):
-      graphs.warn_once(
+      records.warn_once(
         self,
         "The loss passed to %s seems to be scaled already: it is a product with a loss "
         "scale. If another optimizer that scales the loss wraps this one, remove one "
@@ -285,16 +287,16 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         self.get_name(),
       )
     scale = self._scale()
-    method, base = (
-      self._optimizer.compute_gradients,
-      tf.train.Optimizer.compute_gradients,
+    compute = self._optimizer.compute_gradients
+    args, keywords = optimizers.arguments_for(
+      compute, tf.train.Optimizer.compute_gradients, options
     )
-    args, keywords = optimizers.arguments_for(method, base, options)
-    grads_and_vars = list(method(gradients.scale_loss(loss, scale), *args, **keywords))
-    scaled, variables = (
-      [gradients.convert(g) for g, _ in grads_and_vars],
-      [v for _, v in grads_and_vars],
-    )
+    scaled_loss = gradients.scale_loss(loss, scale)
+    scaled: List[gradients.Gradient] = []
+    variables: List[tf.Variable] = []
+    for grad, variable in list(compute(scaled_loss, *args, **keywords)):
+      scaled.append(gradients.convert(grad))
+      variables.append(variable)
     grads = gradients.unscale(scaled, scale)
     if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
       grads = tf.tuple(grads)
@@ -342,7 +344,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "unscale_gradients() needs gradients of a scaled loss, but scale_loss() was "
         "not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables)."
       )
-    scaled, scale = [gradients.convert(grad) for grad in grads], self._recorded_scale()
+    scaled = [gradients.convert(grad) for grad in grads]
+    scale = self._recorded_scale()
     grads = gradients.unscale(scaled, scale)
     self._state_in(graphs.init_scope_graph()).has_unscaled = True
     names = ["gradient {}".format(i) for i in range(len(grads))]
@@ -364,7 +367,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   def _state_in(self, graph: Optional[tf.Graph]) -> step.OptimizerState:
     """Returns what this optimizer keeps in a graph; None is eager mode."""
-    return graphs.state_of(self, graph, step.OptimizerState)
+    return records.state_of(self, graph, step.OptimizerState)
 
   @autograph.do_not_convert
   def apply_gradients(
@@ -424,8 +427,9 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     part = step.prepare(grads_and_vars, settings, check, empties_window)._replace(
       optimizer=self
     )
-    if part.lineage.is_origin_of(contexts.predicates()):
-      graphs.warn_once(
+    predicates = contexts.predicates()
+    if predicates and part.lineage.is_origin_of(predicates):
+      records.warn_once(
         self,
         "%s applies gradients in a branch of tf.cond whose predicate derives from "
         "these gradients, as a check of the program that they are finite does. After "
@@ -434,7 +438,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         self.get_name(),
       )
     if part.lineage.has_unknown_arguments:
-      graphs.warn_once(
+      records.warn_once(
         self,
         "%s applies gradients that are arguments of a function, or variables of a "
         "loop. What they derive from is unknown: if the program clipped or masked "
@@ -456,7 +460,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     if state.has_unscaled or self._is_behind_scale(pairs):
       return
     if state.has_scaled:
-      graphs.warn_once(
+      records.warn_once(
         self,
         "%s applies gradients of a loss that scale_loss() multiplied by the loss "
         "scale, but unscale_gradients() was not called: unless the program divides "
@@ -465,7 +469,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         self.get_name(),
       )
     else:
-      graphs.warn_once(
+      records.warn_once(
         self,
         "%s applies gradients that were never scaled: neither compute_gradients() nor "
         "unscale_gradients() of this optimizer was called. In float16, small gradients "
@@ -481,16 +485,17 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     if tf.executing_eagerly():
       return False
     with tf.name_scope("is_behind_scale"):
-      reads = set(graphs.executed_ops([self._loss_scale()]))
+      reads = set(runs.executed_ops([self._loss_scale()]))
     scales: List[tf.Tensor] = []
     for graph in graphs.enclosing_graphs():
       scales += self._state_in(graph).scales
     own = contexts.keys_of(scales)
     values = gradients.values_of([grad for grad, _ in pairs])
-    found = contexts.search_back(values, contexts.tensor_inputs, own)
-    return not reads.isdisjoint(
-      tensor.op for tensor in found if contexts.tensor_key(tensor) not in own
-    )
+    found = contexts.search_back_by_key(values, contexts.tensor_inputs, own)
+    for key, tensor in found.items():
+      if key not in own and tensor.op in reads:
+        return True
+    return False
 
   def get_name(self) -> str:
     """Returns the inner optimizer's name."""
@@ -534,9 +539,15 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
 def _check_inner(opt: object) -> None:
   if not isinstance(opt, tf.train.Optimizer):
-    hint = "Pass an instance of a tf.compat.v1.train.Optimizer, such as tf.compat.v1.train.AdamOptimizer()."
+    hint = (
+      "Pass an instance of a tf.compat.v1.train.Optimizer, such as "
+      "tf.compat.v1.train.AdamOptimizer()."
+    )
     if any(native.is_of_keras(base) for base in type(opt).__mro__):
-      hint = "That is a Keras optimizer; wrap it in mp_compat.keras.LossScaleOptimizer instead."
+      hint = (
+        "That is a Keras optimizer; wrap it in mp_compat.keras.LossScaleOptimizer "
+        "instead."
+      )
     got = opt if isinstance(opt, type) else type(opt)
     raise ValueError(
       '"opt" must be an instance of Optimizer, but got: {}. {}'.format(got, hint)
@@ -546,13 +557,14 @@ def _check_inner(opt: object) -> None:
     own = (MixedPrecisionLossScaleOptimizer,) + native.LOSS_SCALE_OPTIMIZERS
     if isinstance(layer, own) or type(layer).__name__ == "LossScaleOptimizer":
       raise ValueError(
-        '"opt" must not scale the loss itself, but {} is or wraps a {}: the loss would be scaled twice. Pass its inner '
-        "optimizer.".format(*names)
+        '"opt" must not scale the loss itself, but {} is or wraps a {}: the loss would '
+        "be scaled twice. Pass its inner optimizer.".format(*names)
       )
     if isinstance(layer, tf.train.SyncReplicasOptimizer):
       raise ValueError(
-        '"opt" must not aggregate the gradients of several workers itself, but {0} is or wraps a {1}: after a step '
-        "that one worker skips, the others would wait forever. Wrap in the other order: "
+        '"opt" must not aggregate the gradients of several workers itself, but {0} is '
+        "or wraps a {1}: after a step that one worker skips, the others would wait "
+        "forever. Wrap in the other order: "
         "{1}(MixedPrecisionLossScaleOptimizer(opt, loss_scale), ...).".format(*names)
       )
 

@@ -28,7 +28,8 @@ def apply_gradients_together(
 
       scale = mp_compat.DynamicLossScale()
       first, second = (
-        mp_compat.MixedPrecisionLossScaleOptimizer(opt, scale) for opt in (adagrad, adam)
+        mp_compat.MixedPrecisionLossScaleOptimizer(opt, scale)
+        for opt in (adagrad, adam)
       )
       train_op = mp_compat.apply_gradients_together(
         [
@@ -68,16 +69,16 @@ def apply_gradients_together(
     parts: List[step.Part], global_step: Optional[tf.Variable]
   ) -> Optional[tf.Operation]:
     decision = step.decide(optimizers[0].loss_scale, parts, settings, skip)
-    applied = [step.apply(part, decision, index) for index, part in enumerate(parts)]
+    applied: List[tf.Operation] = []  # empty in eager mode
+    for index, part in enumerate(parts):
+      op = step.apply(part, decision, index)
+      if op is not None:
+        applied.append(op)
     counted = None
     if global_step is not None:
-      with tf.control_dependencies([op for op in applied if op is not None]):
-        extended = tf.distribute.get_strategy().extended
+      with tf.control_dependencies(applied):
         counted = control_flow.cond(
-          tf.reduce_any(tf.stack(decision.apply)),
-          lambda: distribute.group(
-            extended.update(global_step, lambda variable: tf.assign_add(variable, 1))
-          ),
+          tf.reduce_any(tf.stack(decision.apply)), lambda: _add_one(global_step)
         )
     return distribute.group(*applied, counted, name=name)
 
@@ -86,16 +87,34 @@ def apply_gradients_together(
   )
 
 
+def _add_one(global_step: tf.Variable) -> Optional[tf.Operation]:
+  """Returns an op that increments the global step of all replicas; None in eager mode,
+  where it has been incremented. Called once for all replicas.
+  """
+  extended = tf.distribute.get_strategy().extended
+  return distribute.group(
+    extended.update(global_step, lambda variable: tf.assign_add(variable, 1))
+  )
+
+
 def _check(steps: List[OptimizerAndGradients], skip: str) -> None:
   """Raises the ValueErrors of `apply_gradients_together`."""
-  if not steps or not all(
-    isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in steps
-  ):
+  if not steps or not all(_is_pair(step_of_one) for step_of_one in steps):
     raise ValueError(
       "Expected pairs of an optimizer and its (gradient, variable) pairs, but got {}. "
       "Pass [(opt, opt.compute_gradients(loss, variables)), ...].".format(steps)
     )
-  optimizers = [opt for opt, _ in steps]
+  _check_optimizers([opt for opt, _ in steps])
+  if skip not in ("all", "each"):
+    raise ValueError("skip must be one of 'all', 'each', but got {!r}.".format(skip))
+
+
+def _is_pair(value: object) -> bool:
+  return isinstance(value, (tuple, list)) and len(value) == 2
+
+
+def _check_optimizers(optimizers: List[MixedPrecisionLossScaleOptimizer]) -> None:
+  """Raises a ValueError for optimizers that cannot share a step."""
   for opt in optimizers:
     is_wrapper = isinstance(opt, MixedPrecisionLossScaleOptimizer)
     if not is_wrapper or opt.loss_scale is not optimizers[0].loss_scale:
@@ -114,5 +133,3 @@ def _check(steps: List[OptimizerAndGradients], skip: str) -> None:
       "apply_gradients(), but got {}. Join the (gradient, variable) pairs of one "
       "optimizer, or make two.".format([opt.get_name() for opt in optimizers])
     )
-  if skip not in ("all", "each"):
-    raise ValueError("skip must be one of 'all', 'each', but got {!r}.".format(skip))

@@ -41,6 +41,8 @@ from mp_compat.core.lineage import Lineage
 from mp_compat.graph import contexts
 from mp_compat.graph import dead_tensors
 from mp_compat.graph import graphs
+from mp_compat.graph import op_names
+from mp_compat.graph import records
 
 # Reduces over processes: maps a bool tensor to one of the same shape, True where it is
 # True in all processes.
@@ -62,7 +64,9 @@ class Settings(NamedTuple):
   `MixedPrecisionLossScaleOptimizer`.
   """
 
+  # whether to skip steps that are not finite, if the loss scale does not
   skip_nonfinite: bool = True
+  # whether the finite check also covers the gradients as they were computed
   check_computed_gradients: bool = True
   finite_reducer: Optional[FiniteReducer] = None
   use_locking: bool = False
@@ -70,12 +74,14 @@ class Settings(NamedTuple):
   @classmethod
   def of_shared_step(cls, settings: Sequence["Settings"]) -> "Settings":
     """Returns the settings of a step that several optimizers share."""
-    reducers = [each.finite_reducer for each in settings if each.finite_reducer]
+    finite_reducer = None
+    for each in reversed(settings):
+      finite_reducer = each.finite_reducer or finite_reducer
     # Without defaults: a new setting needs a rule.
     joined: Dict[str, Any] = dict(
       skip_nonfinite=all(each.skip_nonfinite for each in settings),
       check_computed_gradients=all(each.check_computed_gradients for each in settings),
-      finite_reducer=reducers[0] if reducers else None,
+      finite_reducer=finite_reducer,
       use_locking=any(each.use_locking for each in settings),
     )
     return cls(*[joined[field] for field in cls._fields])
@@ -84,50 +90,80 @@ class Settings(NamedTuple):
 class Part(NamedTuple):
   """What one optimizer applies in one step, in one replica. `merge_call` makes each
   field a per-replica value.
+
+  Attributes:
+    grads_and_vars: The (gradient, variable) pairs, with converted gradients; empty for
+      a part that is only checked.
+    finite: A scalar bool tensor: whether all gradients are finite in the replica; None
+      without a check.
+    lineage: What the gradients derive from.
+    scope: The name scope of the replica.
+    optimizer: The MixedPrecisionLossScaleOptimizer of the replica; None for a part that
+      is only checked, and for Keras.
   """
 
-  # with converted gradients; empty for a part that is only checked
   grads_and_vars: Tuple[gradients.GradAndVar, ...]
-  finite: Optional[tf.Tensor]  # a scalar bool; None without a check
+  finite: Optional[tf.Tensor]
   lineage: Lineage
-  scope: str  # the name scope of the replica
-  optimizer: Optional[tf.train.Optimizer] = (
-    None  # the MixedPrecisionLossScaleOptimizer of the replica
-  )
+  scope: str
+  optimizer: Optional[tf.train.Optimizer] = None
 
 
 class Decision(NamedTuple):
-  """Which parts of a step to apply, for all replicas."""
+  """Which parts of a step to apply, for all replicas.
 
-  finite: List[Optional[tf.Tensor]]  # for each part a scalar bool; None without a check
-  apply: List[ShouldApply]  # for each part a bool, or a scalar bool tensor
-  update_op: Optional[tf.Operation]  # updates the loss scale
+  Attributes:
+    finite: For each part a scalar bool tensor: whether it is finite in all replicas and
+      processes. Without a check, what the loss scale answers if that is a tensor, else
+      None.
+    apply: For each part a bool, or a scalar bool tensor: whether it is applied.
+    update_op: The op that updates the loss scale; None in eager mode.
+  """
+
+  finite: List[Optional[tf.Tensor]]
+  apply: List[ShouldApply]
+  update_op: Optional[tf.Operation]
 
 
 class Step(NamedTuple):
-  """The record of a step: what `apply_gradients` built for one optimizer."""
+  """The record of a step: what `apply_gradients` built for one optimizer.
 
-  train_op: tf.Operation  # None in eager mode
-  # those passed in, of each local replica, and their variables' names
+  Attributes:
+    train_op: The op that applies or skips the step; None in eager mode.
+    gradients: The gradients that were passed in, of each local replica, and their
+      variables' names; empty in eager mode.
+    lineages: What the gradients of each local replica derive from; empty in eager mode.
+    finite: A scalar bool tensor, True if all gradients are finite; None without a
+      check.
+    applied: A bool, or a scalar bool tensor: whether the step is applied. The gradients
+      are finite, and the loss scale's `should_apply` is True.
+  """
+
+  train_op: tf.Operation
   gradients: List[Tuple[gradients.Gradient, str]]
-  lineages: Tuple[Lineage, ...]  # of each local replica
-  # a scalar bool, True if all gradients are finite; None without a check
+  lineages: Tuple[Lineage, ...]
   finite: Optional[tf.Tensor]
-  # whether the step is applied: gradients finite, and should_apply of the loss scale
   applied: ShouldApply
 
 
 @dataclasses.dataclass
 class OptimizerState:
-  """What a MixedPrecisionLossScaleOptimizer keeps in a graph."""
+  """What a MixedPrecisionLossScaleOptimizer keeps in a graph.
 
-  # those that `scale_loss` read in this graph, in order
+  Attributes:
+    scales: The loss scales that `scale_loss` read in this graph, in order; float32
+      scalars.
+    has_scaled: Whether `scale_loss` was called in this graph, or in a function inside
+      of it.
+    has_unscaled: Whether gradients were unscaled in this graph, or in a function inside
+      of it.
+    steps: The steps in this graph and in functions inside of it; in eager mode only the
+      last one.
+  """
+
   scales: List[tf.Tensor] = dataclasses.field(default_factory=list)
-  # whether `scale_loss` was called in this graph, or in a function inside of it
   has_scaled: bool = False
-  # whether gradients were unscaled in this graph, or in a function inside of it
   has_unscaled: bool = False
-  # also of functions inside; in eager mode only the last
   steps: List[Step] = dataclasses.field(default_factory=list)
 
 
@@ -143,25 +179,27 @@ def prepare(
   Raises a ValueError for means of a GradientAccumulator, unless the caller is one,
   which `empties_window`.
   """
-  grads_and_vars = gradients.convert_pairs(grads_and_vars)
-  grads = [grad for grad, _ in grads_and_vars]
-  lineage.name_computed(grads_and_vars)
-  traced = lineage.trace(grads, settings.check_computed_gradients)
-  if not empties_window and any(
-    computed.is_window_mean for computed in traced.computed
-  ):
+  pairs = gradients.convert_pairs(grads_and_vars)
+  grads, variables = zip(*pairs)
+  traced = lineage.trace(grads, settings.check_computed_gradients, variables)
+  if not empties_window:
+    _check_not_of_window(traced)
+  finite = None
+  if check:
+    passed = dead_tensors.zeros_if_dead(gradients.values_of(grads))
+    computed = dead_tensors.zeros_if_dead(traced.hidden_values)
+    finite = finite_check.all_finite(passed, computed, traced.sums_of_squares)
+  return Part(pairs, finite, traced, op_names.name_scope())
+
+
+def _check_not_of_window(traced: Lineage) -> None:
+  """Raises a ValueError if gradients are means of a GradientAccumulator."""
+  if any(computed.is_window_mean for computed in traced.computed):
     raise ValueError(
       "Expected gradients of one step, but got means of a GradientAccumulator, whose "
       "window this would never empty. Pass them to apply_gradients() of the "
       "GradientAccumulator."
     )
-  finite = None
-  if check:
-    passed, computed = map(
-      dead_tensors.zeros_if_dead, (gradients.values_of(grads), traced.hidden_values)
-    )
-    finite = finite_check.all_finite(passed, computed, traced.sums_of_squares)
-  return Part(grads_and_vars, finite, traced, graphs.name_scope())
 
 
 def decide(
@@ -184,64 +222,72 @@ def decide(
   The loss scale may be TensorFlow's. The parts are per-replica values; either all were
   checked or none.
   """
-  grads = [grad for part in parts for grad, _ in part.grads_and_vars]
+  grads: List[gradients.Gradient] = []
+  lineages: List[Lineage] = []
+  for part in parts:
+    grads += [grad for grad, _ in part.grads_and_vars]
+    lineages += distribute.local_results(part.lineage)
+  check_computed = settings.check_computed_gradients
   if parts[0].finite is None:
-    update_op, should_apply = _update(
-      scale, grads, None, False, settings.check_computed_gradients
-    )
-    finite = should_apply if tf.is_tensor(should_apply) else None
-    return Decision([finite] * len(parts), [should_apply] * len(parts), update_op)
-  lineages = [one for part in parts for one in distribute.local_results(part.lineage)]
+    update_op, should_apply = _update(scale, grads, None, False, check_computed)
+    finite_of_scale = should_apply if tf.is_tensor(should_apply) else None
+    count = len(parts)
+    return Decision([finite_of_scale] * count, [should_apply] * count, update_op)
   reducer = settings.finite_reducer or _horovod_reducer(lineages)
   finite = _reduce_finite([part.finite for part in parts], reducer)
-  all_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
-  has_hidden = any(one.replaced for one in lineages) or not all(
-    part.grads_and_vars for part in parts
-  )
-  update = functools.partial(
-    _update,
-    scale,
-    grads,
-    all_finite,
-    has_hidden or reducer is not None,
-    settings.check_computed_gradients,
-  )
-  update_op, should_apply = (
-    _in_mutex(update, all_finite) if settings.use_locking else update()
-  )
+  all_finite = finite[0]
+  if len(finite) > 1:
+    all_finite = tf.reduce_all(tf.stack(finite))
+  is_hidden = reducer is not None or _may_be_hidden(parts, lineages)
+
+  def update() -> _Update:
+    return _update(scale, grads, all_finite, is_hidden, check_computed)
+
+  if settings.use_locking:
+    update_op, should_apply = _in_mutex(update, all_finite)
+  else:
+    update_op, should_apply = update()
   return Decision(finite, _applied(skip, finite, all_finite, should_apply), update_op)
 
 
-def _horovod_reducer(lineages: Iterable[lineage.Lineage]) -> Optional[FiniteReducer]:
-  """Returns that for Horovod if it reduced the gradients: the check also covers those
-  that each rank computed.
+def _may_be_hidden(parts: Iterable[Part], lineages: Iterable[Lineage]) -> bool:
+  """Returns whether a step may not be finite although all gradients of its parts are:
+  because of computed gradients, or of a part that is only checked.
   """
-  return (
-    horovod.all_ranks_finite
-    if any(one.is_reduced_by_horovod for one in lineages)
-    else None
-  )
+  has_replaced = any(one.replaced for one in lineages)
+  return has_replaced or not all(part.grads_and_vars for part in parts)
+
+
+def _horovod_reducer(lineages: Iterable[Lineage]) -> Optional[FiniteReducer]:
+  """Returns that for Horovod if it reduced the gradients: the check also covers those
+  that each rank computed. Returns None otherwise.
+  """
+  if any(one.is_reduced_by_horovod for one in lineages):
+    return horovod.all_ranks_finite
+  return None
 
 
 def _applied(
   skip: str, finite: List[tf.Tensor], all_finite: tf.Tensor, should_apply: ShouldApply
 ) -> List[ShouldApply]:
+  """Returns for each part whether it is applied: see `decide`."""
   if skip == "all" or len(finite) == 1:
     return [_and(should_apply, all_finite)] * len(finite)
   # No part is applied before the gradients of all parts are computed.
   with tf.control_dependencies([all_finite]):
-    unless_rejected = (
-      True
-      if should_apply is True
-      else tf.logical_or(should_apply, tf.logical_not(all_finite))
-    )
+    unless_rejected: ShouldApply = True
+    if should_apply is not True:
+      unless_rejected = tf.logical_or(should_apply, tf.logical_not(all_finite))
     return [tf.identity(_and(unless_rejected, each)) for each in finite]
 
 
 def _and(condition: ShouldApply, finite: tf.Tensor) -> ShouldApply:
+  """Returns the AND of a bool or scalar bool tensor and a scalar bool tensor."""
   if tf.is_tensor(condition):
     return tf.logical_and(condition, finite)
-  return finite if condition else False
+  if not condition:
+    return False
+  return finite
 
 
 def _update(
@@ -274,12 +320,11 @@ def _reduce_finite(
   """Returns, for each per-replica scalar bool, whether it is True in all replicas and
   processes.
   """
-  single = len(finite) == 1
-  stacked = (
-    finite[0]
-    if single
-    else distribute.call_for_each_replica(lambda *parts: tf.stack(parts), *finite)
-  )
+  stacked = finite[0]
+  expected = "scalar bool"
+  if len(finite) > 1:
+    stacked = distribute.call_for_each_replica(lambda *parts: tf.stack(parts), *finite)
+    expected = "bool of shape [{}]".format(len(finite))
   stacked = distribute.reduce_all_replicas(stacked)
   if reducer is not None:
     reduced = tf.convert_to_tensor(reducer(stacked))
@@ -288,12 +333,12 @@ def _reduce_finite(
         "finite_reducer must return a {}, True where the gradients are finite in all "
         "processes, but returned {}. Sum the number of processes with an overflow and "
         "compare it with 0, as mp_compat.horovod.all_ranks_finite does; an average of "
-        "bools is True for a partial overflow.".format(
-          "scalar bool" if single else "bool of shape [{}]".format(len(finite)), reduced
-        )
+        "bools is True for a partial overflow.".format(expected, reduced)
       )
     stacked = reduced
-  return [stacked] if single else tf.unstack(stacked, len(finite))
+  if len(finite) == 1:
+    return [stacked]
+  return tf.unstack(stacked, len(finite))
 
 
 def _in_mutex(update: Callable[[], _Update], finite: tf.Tensor) -> _Update:
@@ -306,9 +351,8 @@ def _in_mutex(update: Callable[[], _Update], finite: tf.Tensor) -> _Update:
     lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2())
   with tf.control_dependencies([lock]):
     update_op, should_apply = update()
-  with tf.control_dependencies([] if update_op is None else [update_op]), tf.device(
-    "/cpu:0"
-  ):
+  updated = [] if update_op is None else [update_op]
+  with tf.control_dependencies(updated), tf.device("/cpu:0"):
     return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock), should_apply
 
 
@@ -329,103 +373,156 @@ def apply(
   """
   optimizers_of_replicas = distribute.local_results(part.optimizer)
   optimizer = optimizers_of_replicas[0]
-  lineages = distribute.local_results(part.lineage)
-  local = [
-    (local_grad, variable.name)
-    for grad, variable in part.grads_and_vars
-    for local_grad in distribute.local_results(grad)
-  ]
-  grads = [grad for grad, _ in local]
-  computed = [each for one in lineages for each in one.computed]
-  graph = graphs.default_graph()
-  values = [] if graph is None else gradients.values_of(grads)
-  own = contexts.keys_of(values + [each.values for each in computed])
-  scaled = contexts.keys_of(each.scaled for each in computed if each.scaled is not None)
-  # The gradients that were applied in the graph before, and those that they derive
-  # from, with the decision on each.
-  decided = {} if graph is None else graphs.record_in(graph, "gradients_of_steps")
-  # A step may depend on whether another is applied.
-  decisions = set() if graph is None else graphs.record_in(graph, "decisions", set)
+  inner_optimizer = optimizer.inner_optimizer
+  step = _unfinished_step(part, decision, index)
+  decided = _decided_in(graphs.default_graph())
+  readable = _readable_in(step, decided)
   # "train/" is the scope of the train op.
   given = dict(global_step=global_step, name=name and name.rstrip("/"), **kwargs)
-  method, base = (
-    optimizer.inner_optimizer.apply_gradients,
-    tf.train.Optimizer.apply_gradients,
+  args, keywords = optimizers.arguments_for(
+    inner_optimizer.apply_gradients, tf.train.Optimizer.apply_gradients, given
   )
-  args, keywords = optimizers.arguments_for(method, base, given)
   part_grads, variables = zip(*part.grads_and_vars)
   recording = loss_scale.recording_created(optimizer.loss_scale)
-  with graphs.reserve_name(name or optimizer.get_name()) as step_scope, recording:
+  with op_names.reserve_name(name or optimizer.get_name()) as step_scope, recording:
     applied = conditional_apply.apply_in_each_replica(
-      decision.apply[index],
-      functools.partial(
-        _apply_inner,
-        optimizer,
-        own,
-        scaled,
-        dict(decided),
-        set(decisions),
-        decision.apply[index],
-      ),
+      step.applied,
+      functools.partial(_apply_inner, optimizer, inner_optimizer, readable),
       part_grads,
       [variables] + args,
       keywords,
       part.scope,
     )
-  step = Step(None, [], (), decision.finite[index], decision.apply[index])
   if tf.executing_eagerly():
     _record(optimizers_of_replicas, step)
     return None
-  decided.update(dict.fromkeys(own, decision.apply[index]))
-  results = [decision.finite[index], decision.apply[index]]
-  decisions.update(contexts.keys_of(filter(tf.is_tensor, results)))
-  accumulators_set = _set_accumulator_steps(lineages, global_step, applied)
+  _record_decision(step, readable.own, decided)
+  accumulators_set = _set_accumulator_steps(step.lineages, global_step, applied)
   train_op = distribute.group(
     applied, decision.update_op, accumulators_set, name=step_scope
   )
-  _record(
-    optimizers_of_replicas,
-    step._replace(train_op=train_op, gradients=local, lineages=lineages),
-  )
+  _record(optimizers_of_replicas, step._replace(train_op=train_op))
   return train_op
+
+
+def _unfinished_step(part: Part, decision: Decision, index: int) -> Step:
+  """Returns the record of a step, without its train op; in eager mode without gradients
+  and what they derive from.
+  """
+  step = Step(None, [], (), decision.finite[index], decision.apply[index])
+  if tf.executing_eagerly():
+    return step
+  local: List[Tuple[gradients.Gradient, str]] = []
+  grads = [grad for grad, _ in part.grads_and_vars]
+  of_replicas = distribute.local_results_of_each(grads)
+  for (_, variable), local_grads in zip(part.grads_and_vars, of_replicas):
+    local += [(grad, variable.name) for grad in local_grads]
+  lineages = distribute.local_results(part.lineage)
+  return step._replace(gradients=local, lineages=lineages)
+
+
+@dataclasses.dataclass
+class _Decided:
+  """The record of a graph: what its steps decided.
+
+  Attributes:
+    gradients: The keys of gradients that were applied, and of the computed ones that
+      they derive from, each with the decision to apply them.
+    results: The keys of tensors that tell whether a step is finite, or applied.
+  """
+
+  gradients: Dict[contexts.TensorKey, ShouldApply] = dataclasses.field(
+    default_factory=dict
+  )
+  results: Set[contexts.TensorKey] = dataclasses.field(default_factory=set)
+
+
+class _Readable(NamedTuple):
+  """Which gradients an inner optimizer may read, besides those that are passed to it.
+
+  Attributes:
+    own: The keys of the gradients of this step, and of the computed ones that they
+      derive from.
+    scaled: The keys of those computed ones as gradients of the scaled loss.
+    earlier: What the steps before this one decided.
+    should_apply: What this step decided: a bool, or a scalar bool tensor.
+  """
+
+  own: Set[contexts.TensorKey]
+  scaled: Set[contexts.TensorKey]
+  earlier: _Decided
+  should_apply: ShouldApply
+
+
+def _readable_in(step: Step, decided: _Decided) -> _Readable:
+  """Returns what the inner optimizer may read in a step; in eager mode, nothing is
+  known.
+  """
+  if tf.executing_eagerly():
+    return _Readable(set(), set(), _Decided(), step.applied)
+  own = gradients.values_of([grad for grad, _ in step.gradients])
+  scaled: List[tf.Tensor] = []
+  for one in step.lineages:
+    for computed in one.computed:
+      own.append(computed.values)
+      if computed.scaled is not None:
+        scaled.append(computed.scaled)
+  # Steps of an optimizer inside of the inner one add to the record.
+  earlier = _Decided(dict(decided.gradients), set(decided.results))
+  own_keys, scaled_keys = contexts.keys_of(own), contexts.keys_of(scaled)
+  return _Readable(own_keys, scaled_keys, earlier, step.applied)
+
+
+def _record_decision(
+  step: Step, own: Iterable[contexts.TensorKey], decided: _Decided
+) -> None:
+  """Records in `decided` what a step decided on its `own` gradients, by their keys."""
+  decided.gradients.update(dict.fromkeys(own, step.applied))
+  results = [each for each in (step.finite, step.applied) if tf.is_tensor(each)]
+  decided.results.update(contexts.keys_of(results))
+
+
+def _decided_in(graph: Optional[tf.Graph]) -> _Decided:
+  """Returns the record of a graph; an empty one in eager mode (None)."""
+  if graph is None:
+    return _Decided()
+  return records.record_in(graph, "decided", _Decided)
 
 
 def _apply_inner(
   optimizer: tf.train.Optimizer,
-  own: Set[contexts.TensorKey],
-  scaled: Set[contexts.TensorKey],
-  decided: Dict[contexts.TensorKey, ShouldApply],
-  decisions: Set[contexts.TensorKey],
-  should_apply: ShouldApply,
+  inner_optimizer: tf.train.Optimizer,
+  readable: _Readable,
   grads: Iterable[gradients.Gradient],
   variables: Iterable[tf.Variable],
   *args: object,
   **kwargs: object,
 ) -> Optional[tf.Operation]:
-  """Calls the inner optimizer of `optimizer`; checks which gradients it uses, not by
-  way of its `own`.
+  """Calls `inner_optimizer.apply_gradients`, and checks which gradients its ops read.
 
-  Logs a warning for `scaled` ones of this step. Raises a ValueError for those of
-  earlier steps, which were `decided` otherwise than by `should_apply`, but not for the
-  `decisions` themselves.
+  Logs a warning, once for `optimizer`, for those of the scaled loss of this step.
+  Raises a ValueError if it returns nothing, or for gradients of earlier steps that were
+  decided otherwise than this step. It may read whether a step is applied.
   """
-  inner_optimizer = optimizer.inner_optimizer
   grads_and_vars = list(zip(grads, variables))
   if tf.executing_eagerly():
     return inner_optimizer.apply_gradients(grads_and_vars, *args, **kwargs)
   graph = tf.get_default_graph()
-  count = len(graph.get_operations())
+  built_before = len(graph.get_operations())
   applied = inner_optimizer.apply_gradients(grads_and_vars, *args, **kwargs)
+  inner_name = type(inner_optimizer).__name__
   if applied is None and not graph.building_function:
     raise ValueError(
       "{}.apply_gradients() must return the op that applies the gradients, but "
       "returned None. Only ops that it returns run with the train op. Return the op "
-      "that it builds.".format(type(inner_optimizer).__name__)
+      "that it builds.".format(inner_name)
     )
-  read = [tensor for op in graph.get_operations()[count:] for tensor in op.inputs]
-  found = contexts.search_back(read, contexts.data_inputs, own | decisions)
-  used = contexts.keys_of(found)
-  if [key for key in used - own if decided.get(key, should_apply) is not should_apply]:
+  read: List[tf.Tensor] = []
+  for op in graph.get_operations()[built_before:]:
+    read += op.inputs
+  known = readable.own | readable.earlier.results
+  used = contexts.search_back_by_key(read, contexts.data_inputs, known)
+  if _reads_other_steps(used, readable):
     raise ValueError(
       "apply_gradients() of {0} reads gradients of an earlier apply_gradients(). It "
       "would use them unchecked: if they overflowed, that step was skipped, but this "
@@ -433,17 +530,30 @@ def _apply_inner(
       "wrap in the other order, with one LossScale: "
       "{0}(MixedPrecisionLossScaleOptimizer(opt, loss_scale)). To compute a learning "
       "rate from them, call apply_gradients_together(): both steps are applied, or "
-      "none.".format(type(inner_optimizer).__name__)
+      "none.".format(inner_name)
     )
-  if not scaled.isdisjoint(used):
-    graphs.warn_once(
+  if not readable.scaled.isdisjoint(used):
+    records.warn_once(
       optimizer,
       "apply_gradients() of %s reads gradients that its compute_gradients() computed, "
       "instead of those passed to it. They are multiplied by the loss scale. Use the "
       "gradients that are passed.",
-      type(inner_optimizer).__name__,
+      inner_name,
     )
   return applied
+
+
+def _reads_other_steps(used: Iterable[contexts.TensorKey], readable: _Readable) -> bool:
+  """Returns whether one of the tensors that are `used`, by key, is a gradient of an
+  earlier step that may be applied when this one is not, or the reverse.
+  """
+  earlier = readable.earlier.gradients
+  for key in used:
+    if key in readable.own or key not in earlier:
+      continue
+    if earlier[key] is not readable.should_apply:
+      return True
+  return False
 
 
 def _set_accumulator_steps(
@@ -457,9 +567,9 @@ def _set_accumulator_steps(
   gradients of earlier steps as stale. A skipped step leaves `global_step` unchanged, so
   without this op the workers would wait forever.
   """
-  takes = {
-    take.inputs[0].name: take for one in lineages for take in one.accumulator_takes
-  }
+  takes: Dict[str, tf.Operation] = {}  # one for each accumulator
+  for one in lineages:
+    takes.update((take.inputs[0].name, take) for take in one.accumulator_takes)
   if not takes or global_step is None:
     return None
   with tf.control_dependencies([applied]), tf.colocate_with(
@@ -513,10 +623,12 @@ def _record(optimizers_of_replicas: Iterable[tf.train.Optimizer], step: Step) ->
   Session runs.
   """
   current, outermost = graphs.default_graph(), graphs.init_scope_graph()
-  recording = {current} if None in (current, outermost) else {current, outermost}
+  recording = {current, outermost}
+  if outermost is None:  # a function that eager code calls
+    recording = {current}
   for graph in recording:
     for optimizer in optimizers_of_replicas:
-      steps = graphs.state_of(optimizer, graph, OptimizerState).steps
+      steps = records.state_of(optimizer, graph, OptimizerState).steps
       if step.train_op is None:
         steps.clear()
       steps.append(step)
@@ -526,7 +638,7 @@ def recorded(optimizer: tf.train.Optimizer) -> List[Step]:
   """Returns the steps of the optimizer in the current graph and in functions inside of
   it, the newest last.
   """
-  return list(graphs.state_of(optimizer, graphs.default_graph(), OptimizerState).steps)
+  return list(records.state_of(optimizer, graphs.default_graph(), OptimizerState).steps)
 
 
 def last_tensor(tensors: Sequence[Optional[ShouldApply]], what: str) -> tf.Tensor:
@@ -535,8 +647,7 @@ def last_tensor(tensors: Sequence[Optional[ShouldApply]], what: str) -> tf.Tenso
   """
   if not tensors or not tf.is_tensor(tensors[-1]):
     raise MissingCheckError(
-      what
-      + ", which this graph lacks. First call minimize() or apply_gradients() in this graph, with "
-      "skip_nonfinite=True."
+      "{}, which this graph lacks. First call minimize() or apply_gradients() in this "
+      "graph, with skip_nonfinite=True.".format(what)
     )
   return tensors[-1]

@@ -4,6 +4,8 @@ import pytest
 
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
+from mp_compat.core import non_slots
+from mp_compat.core import translation
 from mp_compat.core.matching import Variables
 from tests.core.test_naming_schemes import CONTRIB_V1
 from tests.core.test_naming_schemes import OURS
@@ -48,7 +50,7 @@ def match(wanted, found, order=True, meta="", **options):
 def translate(names, to, meta=""):
   text = names if isinstance(names, str) else " ".join(names)
   found = variables(text, order=meta.split())
-  return matching.translate(found, to, compare_values(text))
+  return translation.translate(found, to, compare_values(text))
 
 
 @pytest.mark.parametrize(
@@ -436,7 +438,7 @@ def test_own_variables_are_kept():
     "head/current_loss_scale": [2],
   }
   for to in naming_schemes.SCHEMES:
-    translated = matching.translate(Variables(own), to, matching.differ)
+    translated = translation.translate(Variables(own), to, matching.differ)
     assert {name: source for name, source in translated.items() if source} == dict(
       zip(own, own)
     )
@@ -451,7 +453,7 @@ def test_own_variables_are_kept():
 
 
 def find_second_names(found):
-  return matching.second_names(variables(found), compare_values(found))
+  return non_slots.second_names(variables(found), compare_values(found))
 
 
 def test_second_names_have_values_of_first_ones():
@@ -468,7 +470,7 @@ def test_second_names_have_values_of_first_ones():
 
 def test_plain_names_are_added():
   def plain_names(found):
-    return matching.plain_names(variables(found), compare_values(found))
+    return translation.plain_names(variables(found), compare_values(found))
 
   found = "a/cond_1/beta1_power a/w beta1_power=1 cond_3/beta1_power={}"
   added = {"a/beta1_power": "a/cond_1/beta1_power", "a/w": "a/w"}

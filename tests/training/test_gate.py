@@ -21,7 +21,7 @@ from tensorflow.python.ops import functional_ops
 import mp_compat
 from mp_compat.graph import effects
 from mp_compat.graph import gate
-from mp_compat.graph import graphs
+from mp_compat.graph import runs
 from mp_compat.training import step
 from tests import testing
 from tests.programs import table
@@ -354,13 +354,13 @@ def test_ops_that_change_state_wait_for_decision(name, monkeypatch):
       row.build(table.Build(mp_compat, False, row, row.variants[0]))
     except ValueError:
       assert row.limit
-    executed = graphs.executed_ops(tf.get_collection(tf.GraphKeys.TRAIN_OP))
+    executed = runs.executed_ops(tf.get_collection(tf.GraphKeys.TRAIN_OP))
     for op in {
       op for op in built if op.graph is graph and CHANGES.match(op.type)
     }.intersection(executed):
-      changed = [source.name + ":0" for source in graphs.executed_ops(op.inputs[:1])]
+      changed = [source.name + ":0" for source in runs.executed_ops(op.inputs[:1])]
       if not any(re.match(row.outside, name) for name in changed):
-        assert any(map(waits_for_gate, graphs.executed_ops([op]))), op.name
+        assert any(map(waits_for_gate, runs.executed_ops([op]))), op.name
 
 
 def record(apply_inner, args, kwargs, built):

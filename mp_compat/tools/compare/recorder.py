@@ -44,7 +44,7 @@ from mp_compat.checkpoints import files
 from mp_compat.core import distribute
 from mp_compat.core import loss_scale
 from mp_compat.core import naming_schemes
-from mp_compat.graph import graphs
+from mp_compat.graph import records
 from mp_compat.tools import run
 from mp_compat.tools.compare import processes
 from mp_compat.tools.compare import recording
@@ -250,7 +250,7 @@ class Recorder:
 
   def _graph(self, graph: tf.Graph) -> _Graph:
     """Returns what is known of a graph; computes it again if ops were added to it."""
-    known = graphs.record_in(graph, "recording", lambda: _Graph(next(self._numbers)))
+    known = records.record_in(graph, "recording", lambda: _Graph(next(self._numbers)))
     if known.version == graph.version:
       return known
     known.version = graph.version

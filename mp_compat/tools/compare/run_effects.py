@@ -10,7 +10,7 @@ from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables as variable_kinds
 from mp_compat.graph import contexts
 from mp_compat.graph import effects
-from mp_compat.graph import graphs
+from mp_compat.graph import runs
 from mp_compat.tools.compare import steps
 from mp_compat.tools.compare import training
 from mp_compat.tools.compare.steps import VARIABLE_OPS
@@ -42,7 +42,7 @@ class Effects(NamedTuple):
 
 
 def effects_of(
-  graph: tf.Graph, elements: Iterable[graphs.Element], fed: FrozenSet[str] = frozenset()
+  graph: tf.Graph, elements: Iterable[runs.Element], fed: FrozenSet[str] = frozenset()
 ) -> Effects:
   """Returns what a run of ops and tensors does to variables; tensors with names in
   `fed` are not computed.
@@ -53,7 +53,7 @@ def effects_of(
       others = variables written by ops that no step with loss scaling executes
       unseen = variables written by ops of optimizers that no step executes
   """
-  executed = set(graphs.executed_ops(elements, fed))
+  executed = set(runs.executed_ops(elements, fed))
   written = {op: _written_by(op) for op in effects.changing(executed, graph)}
   executed_steps = _executed_steps(graph, executed, written)
   scaled_steps = [step for step in executed_steps if step.is_scaled]
@@ -123,7 +123,7 @@ def _ops_of_steps(
     for op, names in written.items():
       if effects.is_call(op.type, graph) and not names.isdisjoint(step.variables):
         ends.append(op)
-  return set(graphs.executed_ops(ends, fed))
+  return set(runs.executed_ops(ends, fed))
 
 
 def _applies_gradients(op: tf.Operation, graph: tf.Graph) -> bool:
@@ -162,7 +162,7 @@ def _initializers(graph: tf.Graph) -> Set[tf.Operation]:
       initializer: Optional[tf.Operation] = copy.initializer
       if initializer is not None:
         initializers.append(initializer)
-  return set(graphs.executed_ops(initializers))
+  return set(runs.executed_ops(initializers))
 
 
 def _sets_value(op: tf.Operation) -> bool:

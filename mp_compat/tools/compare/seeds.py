@@ -8,6 +8,7 @@ from tensorflow.python.framework import random_seed  # pyright: ignore[reportAtt
 from tensorflow.python.ops import stateful_random_ops
 
 from mp_compat.graph import graphs
+from mp_compat.graph import records
 
 
 def make_repeatable() -> None:
@@ -26,7 +27,7 @@ def make_repeatable() -> None:
     graph = graphs.init_scope_graph()
     numbers = eager_numbers
     if graph is not None:
-      numbers = graphs.record_in(graph, "op_seeds", itertools.count)
+      numbers = records.record_in(graph, "op_seeds", itertools.count)
     if op_seed is None:
       op_seed = next(numbers)
     return get_seed(op_seed)

@@ -12,13 +12,14 @@ from tensorflow.python.ops import gradients_util
 
 from mp_compat._tensorflow import tf
 from mp_compat.graph import graphs
+from mp_compat.graph import runs
 
 # Runs what the program runs, and reads scalar bool tensors, which decide whether steps
 # are applied. Returns the result of the run, and what was read, by name. A partial run
 # reads only what is fed.
 Run = Callable[[List[tf.Tensor]], Tuple[Any, Dict[str, bool]]]
 # Called as `around(session, elements, fed, run)`, in place of a run.
-Around = Callable[[tf.Session, List[graphs.Element], FrozenSet[str], Run], object]
+Around = Callable[[tf.Session, List[runs.Element], FrozenSet[str], Run], object]
 _Function = Callable[..., Any]
 
 _run = session.BaseSession._run  # which is not observed
@@ -45,8 +46,8 @@ def _observed_run(around: Around) -> _Function:
   def observed_run(
     self: tf.Session, handle: Any, fetches: Any, feeds: Any, *args: object
   ) -> object:
-    elements = graphs.fetched_elements(self.graph, fetches)
-    fed_tensors = graphs.fetched_elements(self.graph, list(feeds or {}))
+    elements = runs.fetched_elements(self.graph, fetches)
+    fed_tensors = runs.fetched_elements(self.graph, list(feeds or {}))
     fed = frozenset(tensor.name for tensor in fed_tensors)
     is_partial = handle is not None
 

@@ -17,7 +17,7 @@ from typing import (
 )
 
 from mp_compat._tensorflow import tf
-from mp_compat.graph import graphs
+from mp_compat.graph import records
 from mp_compat.tools.compare import training
 
 VARIABLE_OPS = ("VarHandleOp", "Variable", "VariableV2")
@@ -98,14 +98,14 @@ class KnownStep(NamedTuple):
 
 def steps_in(graph: tf.Graph) -> List[BuiltStep]:
   """Returns the list of all steps that a graph records."""
-  return graphs.record_in(graph, "steps_of_optimizers", list)
+  return records.record_in(graph, "steps_of_optimizers", list)
 
 
 def open_steps_in(graph: tf.Graph) -> List[BuiltStep]:
   """Returns the list of the steps that are being built; with replicas, several beside
   each other.
   """
-  return graphs.record_in(graph, "steps_being_built", list)
+  return records.record_in(graph, "steps_being_built", list)
 
 
 def trained_variables(graph: tf.Graph) -> FrozenSet[str]:
@@ -160,7 +160,7 @@ def find_imported(graph: tf.Graph, known: Iterable[KnownStep]) -> None:
   for step in steps_in(graph):
     own |= step.ops
   variables = {op.name for op in graph.get_operations() if op.type in VARIABLE_OPS}
-  found = graphs.record_in(graph, "imported_steps", set)
+  found = records.record_in(graph, "imported_steps", set)
   for number, known_step in enumerate(known):
     for prefix in _prefixes(known_step.variables, variables):
       place = number, prefix
