@@ -118,7 +118,7 @@ def _values_of_passes(
 
 
 def _further_inputs(tensors: List[tf.Tensor]) -> List[_Found]:
-  """Returns what the ops of tensors read beside these: moved values, indices, shapes."""
+  """Returns what the ops of tensors read beside these, such as indices."""
   known = contexts.keys_of(tensors)
   found = []
   for op in dict.fromkeys(tensor.op for tensor in tensors):
