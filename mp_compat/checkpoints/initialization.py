@@ -3,7 +3,7 @@
 naming scheme.
 """
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
@@ -36,20 +36,17 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   wanted = variable_scope.variables_of(wanted)
   pairs = list(wanted.items() if isinstance(wanted, Mapping) else wanted)
   named: Dict[str, tf.Variable] = {}
-  scopes: List[str] = []  # a scope, or a name of one variable, as a str
+  targets: List[str] = []  # names of scopes and variables
   for name, value in pairs:
     if isinstance(value, str):
-      scopes.append(value)
+      targets.append(value)
     else:
       named[name] = value
   matches = _match(named, path)
   left_out = [name for name in _state_names(matches) if not matches[name].is_usable]
   _warn_left_out(left_out, path)
-  _warn_outside_scopes(scopes, matches, path)
-  renamed: Dict[str, str] = {}
-  for name, match in matches.items():
-    if match.source and match.source != name:
-      renamed[name] = match.source
+  _warn_outside_scopes(targets, matches, path)
+  renamed = _renamed(matches)
   if not left_out and not renamed:
     return wanted
   result = {}
@@ -57,6 +54,15 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
     if name not in left_out:
       result[renamed.get(name, name)] = value
   return result
+
+
+def _renamed(matches: "Dict[str, _Match]") -> Dict[str, str]:
+  """Returns the names in the checkpoint of variables that have another one there."""
+  found: Dict[str, str] = {}
+  for name, match in matches.items():
+    if match.source and match.source != name:
+      found[name] = match.source
+  return found
 
 
 def _state_names(matches: "Dict[str, _Match]") -> List[str]:
@@ -165,8 +171,8 @@ def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
 
 
 def _whole_variable(part: tf.Variable) -> Tuple[str, Tuple[int, ...]]:
-  """Returns the name and the shape of a variable; for a part of a partitioned one, those
-  of the whole.
+  """Returns the name and the shape of a variable; for a part of a partitioned one,
+  those of the whole.
   """
   slice_info = variables.save_slice_info(part)
   if slice_info is None:
@@ -186,6 +192,18 @@ def _warn_left_out(names: List[str], path: files.Path) -> None:
     )
 
 
+def _outside_scopes(scopes: Tuple[str, ...]) -> List[tf.Variable]:
+  """Returns the variables with the names of scopes that `tf.get_variable` did not make:
+  to TensorFlow, they are not in the scopes.
+  """
+  found = []
+  for variable in tf.global_variables():
+    is_named_after_scope = variable.op.name.startswith(scopes)
+    if is_named_after_scope and not variables.is_made_by_get_variable(variable):
+      found.append(variable)
+  return found
+
+
 def _warn_outside_scopes(
   targets: List[str], matches: Dict[str, _Match], path: files.Path
 ) -> None:
@@ -198,15 +216,12 @@ def _warn_outside_scopes(
     path: the checkpoint.
   """
   scopes = tuple(target.lstrip("/") for target in targets if target.endswith("/"))
-  matched = set()
+  matched: Set[str] = set()
   for match in matches.values():
     matched.update(part.op.name for part in match.parts)
   others = []
-  for variable in tf.global_variables():
-    name = variable.op.name
-    if not name.startswith(scopes) or name in matched:
-      continue
-    if not variables.is_made_by_get_variable(variable):
+  for variable in _outside_scopes(scopes):
+    if variable.op.name not in matched:
       others.append(variable)
   if not others:
     return
