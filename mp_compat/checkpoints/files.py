@@ -287,8 +287,8 @@ def ambiguity(
     remedy = "Or pass the names, as in {{{!r}: variable, ...}}.".format(example)
   return (
     "The checkpoint {} has variables of several optimizers, and their names do not "
-    "tell which is which: {}. Expected the .meta file beside the checkpoint, which has the "
-    "order in which the program creates them. {}".format(
+    "tell which is which: {}. Expected the .meta file beside the checkpoint, which has "
+    "the order in which the program creates them. {}".format(
       path, "; ".join(choices), remedy
     )
   )
@@ -401,7 +401,8 @@ class _Reader:
     TensorFlow's class would give some of them other names.
     """
     graph = tf.get_default_graph()
-    if self._known.graph is graph and self._known.version == graph.version:
+    version = graph.version
+    if self._known.graph is graph and self._known.version == version:
       return self._known.matched
     found = matching.Match({}, {})
     if tensorflow_names(graph):
