@@ -3,8 +3,8 @@
 training without loss scaling.
 
 `Saver` writes what `tf.train.Saver` writes, and restores every naming scheme (see
-`mp_compat.core.naming_schemes`). `convert` rewrites a checkpoint for programs that have only
-`tf.train.Saver`.
+`mp_compat.core.naming_schemes`). `convert` rewrites a checkpoint for programs that have
+only `tf.train.Saver`.
 """
 
 from mp_compat.checkpoints.conversion import Inspection

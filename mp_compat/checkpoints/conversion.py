@@ -61,14 +61,17 @@ def inspect(path: files.Path, state: Iterable[str] = ()) -> Inspection:
   else:
     scheme = naming_schemes.recognize(shapes).name
     names.update(naming_schemes.state(shapes))
-  return Inspection(
-    checkpoint.path,
-    scheme,
-    collections.OrderedDict(
-      (name, (checkpoint.dtypes[name], shapes[name])) for name in sorted(shapes)
-    ),
-    collections.OrderedDict((name, checkpoint.read(name)) for name in sorted(names)),
+  found = Inspection(
+    path=checkpoint.path,
+    naming_scheme=scheme,
+    variables=collections.OrderedDict(),
+    state=collections.OrderedDict(),
   )
+  for name in sorted(shapes):
+    found.variables[name] = (checkpoint.dtypes[name], shapes[name])
+  for name in sorted(names):
+    found.state[name] = checkpoint.read(name)
+  return found
 
 
 def convert(
@@ -82,6 +85,11 @@ def convert(
   verifies it by reading it back.
 
   A loss scale that `source` lacks starts at 2**15, with counts of 0.
+
+      names = for each name in the new checkpoint, the name in `source` to copy from
+      values = those in `source`, or initial values of state that it lacks
+      write them to a temporary directory, read them back, and compare
+      move the files to `target`, which becomes the latest checkpoint
 
   Args:
     source: A checkpoint, or a directory, of which the latest checkpoint is used. It is
@@ -138,7 +146,8 @@ def convert(
     names = _names_like(example, checkpoint, state)
     scheme = naming_schemes.recognize(example.shapes)
     dtypes = {name: example.dtypes[name] for name in names.keys() & state}
-    _write(_values(checkpoint, names, scheme, _initial(state, dtypes)), target)
+    values = _values(checkpoint, names, scheme, _initial(state, dtypes))
+    _write(values, target)
     meta = "{}.meta".format(example.path)
     if tf.gfile.Exists(meta):
       tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
@@ -171,7 +180,9 @@ def _make_latest(path: str) -> None:
 def _initial(
   state: Mapping[str, float], dtypes: Mapping[str, tf.DType] = MappingProxyType({})
 ) -> Dict[str, _Value]:
-  """Returns the initial values of a program's own state, int64 or float32 by default."""
+  """Returns the initial values of a program's own state by name, in `dtypes`, or else
+  int64 for ints and float32 for floats.
+  """
   result: Dict[str, _Value] = {}
   for name, value in state.items():
     default = tf.int64 if isinstance(value, int) else tf.float32
@@ -183,15 +194,26 @@ def _initial(
 def _names_in(
   to: str, source: files.Checkpoint, own: Iterable[str]
 ) -> Dict[str, Optional[str]]:
-  """Returns for each name in a naming scheme the name in `source` to copy from; None
-  for state that starts anew. Raises a ValueError if the names are not certain.
+  """Returns for each name in a naming scheme the name in `source` to copy from.
+
+  Args:
+    to: the name of the naming scheme.
+    source: the checkpoint.
+    own: the names of the program's own state, which are the same in each scheme.
+
+  Returns:
+    The names in `source`; None for state that starts anew.
+
+  Raises:
+    ValueError: If the scheme is unknown, or the names are not certain.
   """
   own = set(own)
   others = {name: shape for name, shape in source.shapes.items() if name not in own}
   found = source.variables(ordered=True)._replace(shapes=others)
   names = translation.translate(found, to, source.have_equal_values)
   if to != "plain":
-    names.update((name, name if name in source.shapes else None) for name in own)
+    for name in own:
+      names[name] = name if name in source.shapes else None
   return names
 
 
@@ -225,7 +247,8 @@ def _match_like(like: files.Checkpoint, source: files.Checkpoint) -> matching.Ma
   """
   matched = matching.Match({}, {})
   for ordered in (False, True):
-    wanted, found = like.variables(ordered), source.variables(ordered)
+    wanted = like.variables(ordered=ordered)
+    found = source.variables(ordered=ordered)
     second = non_slots.second_names(wanted, like.have_equal_values)
     wanted = wanted._replace(second=second)
     matched = matching.match(wanted, found, source.have_equal_values)
@@ -240,10 +263,14 @@ def _values(
   scheme: NamingScheme,
   initial: Mapping[str, _Value],
 ) -> Dict[str, _Value]:
-  """Returns the values to write by name; `names` has the name in `source` for each, or
-  None for state to add.
+  """Returns the values to write by name.
 
-  `initial` has values for state of the program's own.
+  Args:
+    source: the checkpoint to copy from.
+    names: for each name to write, that in `source`; None for state to add.
+    scheme: the naming scheme to write, with the dtypes and the initial values of the
+      loss scale's state.
+    initial: the initial values of the program's own state.
   """
   shapes = {name: source.shapes[old] if old else () for name, old in names.items()}
   roles = naming_schemes.state(shapes)
@@ -255,8 +282,11 @@ def _values(
       values[name] = initial[name]
     if name in roles:
       variable = scheme.variable(roles[name])
-      array = values[name].array if name in values else np.asarray(variable.initial)
-      values[name] = _Value(array.astype(variable.dtype), tf.as_dtype(variable.dtype))
+      array = np.asarray(variable.initial)
+      if name in values:
+        array = values[name].array
+      dtype = tf.as_dtype(variable.dtype)
+      values[name] = _Value(array.astype(variable.dtype), dtype)
   return values
 
 
@@ -275,18 +305,13 @@ def _write(values: Dict[str, _Value], target: str) -> None:
     for name, value in values.items():
       read = _Value(written.read(name), written.dtypes[name])
       if _bits(read) != _bits(value):
-        raise tf.errors.DataLossError(
-          None,
-          None,
-          "{} in {} differs from the value that was written.".format(name, prefix),
-        )
+        message = "{} in {} differs from the value that was written."
+        raise tf.errors.DataLossError(None, None, message.format(name, prefix))
     # The index is moved last: without it, there is no checkpoint.
     for part in sorted(_names_of_files(temporary)):
-      tf.gfile.Rename(
-        os.path.join(temporary, part),
-        os.path.join(os.path.dirname(target), part),
-        overwrite=True,
-      )
+      written_to = os.path.join(temporary, part)
+      final = os.path.join(os.path.dirname(target), part)
+      tf.gfile.Rename(written_to, final, overwrite=True)
   finally:
     _remove(temporary)
 
@@ -342,12 +367,12 @@ def _is_running(pid: int) -> bool:
 
 def _names_of_files(directory: str) -> List[str]:
   """Returns the names in a directory, as some file systems list whole paths."""
-  return [
-    os.path.basename(path.rstrip("/")) for path in tf.gfile.ListDirectory(directory)
-  ]
+  paths = tf.gfile.ListDirectory(directory)
+  return [os.path.basename(path.rstrip("/")) for path in paths]
 
 
 def _remove(folder: str) -> None:
+  """Removes a folder and its content, if it exists."""
   if tf.gfile.Exists(folder):
     tf.gfile.DeleteRecursively(folder)
 

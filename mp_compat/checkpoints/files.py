@@ -6,7 +6,18 @@ the names in this package.
 import functools
 import os
 import re
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import (
+  Any,
+  Dict,
+  Iterable,
+  List,
+  Mapping,
+  NamedTuple,
+  Optional,
+  Sequence,
+  Tuple,
+  Union,
+)
 
 from google.protobuf import message
 import numpy as np
@@ -15,6 +26,7 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import loss_scale
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
+from mp_compat.core import non_slots
 from mp_compat.core import translation
 from mp_compat.graph import records
 
@@ -55,11 +67,9 @@ def resolve_path(path: Path) -> str:
   ValueError if there is none.
   """
   path = path_text(path)
-  checkpoint = (
-    tf.train.latest_checkpoint(path)
-    if tf.gfile.IsDirectory(path) and not checkpoint_exists(path)
-    else path
-  )
+  checkpoint: Optional[str] = path
+  if tf.gfile.IsDirectory(path) and not checkpoint_exists(path):
+    checkpoint = tf.train.latest_checkpoint(path)
   if checkpoint is None or not checkpoint_exists(checkpoint):
     raise ValueError(
       "There is no checkpoint at {}. Expected the path of a checkpoint, such as "
@@ -116,10 +126,8 @@ class Checkpoint:
     except _BROKEN as error:
       check_no_pattern(path)
       raise data_loss_error(path, error) from error
-    self.shapes = {
-      name: tuple(shape)
-      for name, shape in self._reader.get_variable_to_shape_map().items()
-    }
+    shapes = self._reader.get_variable_to_shape_map()
+    self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
     self.dtypes: Dict[str, tf.DType] = self._reader.get_variable_to_dtype_map()
     self.is_object_based = _OBJECT_GRAPH in self.shapes
     if not self.shapes:
@@ -137,12 +145,15 @@ class Checkpoint:
   def read_slices(
     self, names: List[str], parts: List[str], dtypes: List[tf.DType]
   ) -> List[np.ndarray]:
-    """Returns slices of variables; a slice is "shape offset,size:..." as in
-    `RestoreV2`, "" for all.
+    """Returns slices of variables, as `RestoreV2` reads them.
+
+    Args:
+      names: the names of the variables.
+      parts: the slice of each: "shape offset,size:...", "" for all.
+      dtypes: the dtype of each.
     """
-    with tf.Graph().as_default(), tf.Session(
-      config=tf.ConfigProto(device_count={"GPU": 0})
-    ) as sess:
+    config = tf.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf.Session(config=config) as sess:
       values = tf.raw_ops.RestoreV2(
         prefix=self.path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes
       )
@@ -171,16 +182,21 @@ class Checkpoint:
         graph_def = tf.MetaGraphDef.FromString(file.read()).graph_def
     except (tf.errors.OpError, message.DecodeError):
       return []
-    return [
-      node.name
-      for node in graph_def.node
-      if node.op in _VARIABLES and node.name in self.shapes
-    ]
+    names = []
+    for node in graph_def.node:
+      if node.op in _VARIABLES and node.name in self.shapes:
+        names.append(node.name)
+    return names
 
-  def variables(self, ordered: bool = False) -> matching.Variables:
-    """Returns the variables, `ordered` as far as the checkpoint tells."""
+  def variables(self, ordered: bool = False) -> non_slots.Variables:
+    """Returns the names and shapes of the variables.
+
+    Args:
+      ordered: whether to read in which order the program created them, as far as the
+        checkpoint tells.
+    """
     order = self.creation_order() if ordered else []
-    return matching.Variables(self.shapes, order)
+    return non_slots.Variables(self.shapes, order)
 
 
 def match(
@@ -188,8 +204,11 @@ def match(
   wanted: Mapping[str, Tuple[str, naming_schemes.Shape]],
   checkpoint: Checkpoint,
 ) -> matching.Match:
-  """Returns which variable in a checkpoint each variable of a graph is; reads the
-  `.meta` file if it is not clear without.
+  """Returns which variable in a checkpoint each variable of a graph is.
+
+      graph_variables = those wanted, and the other global variables of the graph
+      match them by name, shape and kind
+      if some of them may be several: again, with the order in the `.meta` file
 
   Args:
     graph: The graph.
@@ -200,17 +219,20 @@ def match(
   shapes = {name: shape for name, (_, shape) in wanted.items()}
   ops = {name: op for name, (op, _) in wanted.items()}
   explicit = frozenset(name for name, op in ops.items() if name != op)
-  all_shapes, all_ops = dict(shapes), dict(ops)
+  known = {*ops, *ops.values()}
+  all_shapes = dict(shapes)
+  all_ops = dict(ops)
   for name, (_, shape) in global_variables(graph).items():
-    if name not in ops and name not in ops.values():
-      all_shapes[name], all_ops[name] = shape, name
+    if name not in known:
+      all_shapes[name] = shape
+      all_ops[name] = name
   graph_variables = _graph_variables(graph, all_shapes, all_ops)
   wanted_variables = graph_variables._replace(shapes=shapes, explicit=explicit)
   matched = matching.Match({}, {})
   for ordered in (False, True):
     matched = matching.match(
       wanted_variables,
-      checkpoint.variables(ordered),
+      checkpoint.variables(ordered=ordered),
       checkpoint.have_equal_values,
       graph_variables,
     )
@@ -220,7 +242,9 @@ def match(
 
 
 def global_variables(graph: tf.Graph) -> Dict[str, Tuple[str, naming_schemes.Shape]]:
-  """Returns the names and shapes of a graph's variables with known shapes, by name."""
+  """Returns (name, shape) of each global variable with a known shape, by its name, as
+  `match` takes them.
+  """
   result: Dict[str, Tuple[str, naming_schemes.Shape]] = {}
   for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
     name = op_name(variable)
@@ -231,18 +255,19 @@ def global_variables(graph: tf.Graph) -> Dict[str, Tuple[str, naming_schemes.Sha
 
 def _graph_variables(
   graph: tf.Graph, shapes: naming_schemes.Shapes, ops: Mapping[str, str]
-) -> matching.Variables:
+) -> non_slots.Variables:
   """Returns variables of a graph, by the names of `shapes`; `ops` has those of their
   ops.
   """
-  index = {op.name: number for number, op in enumerate(graph.get_operations())}
-  kinds, recorded = loss_scale.kinds_of_created(graph), tensorflow_names(graph)
-  return matching.Variables(
-    shapes,
-    sorted(shapes, key=lambda name: index[ops[name]]),
-    {name: kinds[op] for name, op in ops.items() if op in kinds},
-    {name: recorded[op] for name, op in ops.items() if op in recorded},
-  )
+  place = {op.name: number for number, op in enumerate(graph.get_operations())}
+  kinds = loss_scale.kinds_of_created(graph)
+  recorded = tensorflow_names(graph)
+  order = sorted(shapes, key=lambda name: place[ops[name]])
+  kinds_by_name = {name: kinds[op] for name, op in ops.items() if op in kinds}
+  tensorflow_by_name = {
+    name: recorded[op] for name, op in ops.items() if op in recorded
+  }
+  return non_slots.Variables(shapes, order, kinds_by_name, tensorflow_by_name)
 
 
 def ambiguity(
@@ -250,20 +275,23 @@ def ambiguity(
 ) -> str:
   """Returns the message of an error for variables that may be several in a checkpoint.
 
-  The `remedy` is by default that for a Saver or an assignment map.
+  Args:
+    ambiguous: the names that each variable may have in the checkpoint.
+    path: the path of the checkpoint.
+    remedy: what else to do; by default that for a Saver or an assignment map.
   """
   choices = [
     "{} may be {}".format(name, " or ".join(sources))
     for name, sources in ambiguous.items()
   ]
-  example = next(iter(ambiguous.values()))[-1]
+  if not remedy:
+    example = next(iter(ambiguous.values()))[-1]
+    remedy = "Or pass the names, as in {{{!r}: variable, ...}}.".format(example)
   return (
-    "The checkpoint {} has variables of several optimizers, and their names do not tell "
-    "which is which: {}. Expected the .meta file beside the checkpoint, which has the "
-    "order in which the program creates them. {}".format(
-      path,
-      "; ".join(choices),
-      remedy or "Or pass the names, as in {{{!r}: variable, ...}}.".format(example),
+    "The checkpoint {} has variables of several optimizers, and their names do not "
+    "tell which is which: {}. Expected the .meta file beside the checkpoint, which has "
+    "the order in which the program creates them. {}".format(
+      path, "; ".join(choices), remedy
     )
   )
 
@@ -272,19 +300,17 @@ def data_loss_error(path: str, error: Exception) -> tf.errors.DataLossError:
   """Returns the error to raise for a damaged checkpoint, with the reason that `error`
   states.
   """
+  text = str(error)
   # A Session's message includes the node and its traceback. The line before the node
   # states the error.
-  reason = re.search(r"([^\n]+)\n\s*\[\[", str(error)) or re.search(
-    r"([^\n]+)", str(error)
-  )
+  line = re.search(r"([^\n]+)\n\s*\[\[", text) or re.search(r"([^\n]+)", text)
+  reason = line.group(1) if line else type(error).__name__
   return tf.errors.DataLossError(
     None,
     None,
     "The checkpoint {} is truncated or corrupt: {}. Restore an earlier one; "
     "tf.train.get_checkpoint_state({!r}).all_model_checkpoint_paths lists those that "
-    "are kept.".format(
-      path, reason.group(1) if reason else type(error).__name__, os.path.dirname(path)
-    ),
+    "are kept.".format(path, reason, os.path.dirname(path)),
   )
 
 
@@ -313,6 +339,20 @@ def open_with_own_names(filepattern: str) -> Any:
   return _Reader(reader, Checkpoint(tf.compat.as_str_any(filepattern), reader))
 
 
+class _Known(NamedTuple):
+  """What a reader knows of the default graph of the last call.
+
+  Attributes:
+    graph: the graph; None before the first call.
+    version: its version, which changes with each op.
+    matched: which variables in the checkpoint its variables are.
+  """
+
+  graph: Optional[tf.Graph]
+  version: int
+  matched: matching.Match
+
+
 class _Reader:
   """A reader with two names for a variable: its name in the checkpoint, and that of
   this package.
@@ -329,12 +369,7 @@ class _Reader:
     self._plain_names = translation.plain_names(
       checkpoint.variables(ordered=True), checkpoint.have_equal_values
     )
-    # The default graph in the last call, its version, and what is known of it.
-    self._known: Tuple[Any, int, matching.Match] = (
-      None,
-      0,
-      matching.Match({}, {}),
-    )
+    self._known = _Known(graph=None, version=0, matched=matching.Match({}, {}))
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._reader, name)
@@ -368,11 +403,11 @@ class _Reader:
     TensorFlow's class would give some of them other names.
     """
     graph = tf.get_default_graph()
-    known_graph, version, known = self._known
-    if graph is known_graph and graph.version == version:
-      return known
+    version = graph.version
+    if self._known.graph is graph and self._known.version == version:
+      return self._known.matched
     found = matching.Match({}, {})
     if tensorflow_names(graph):
       found = match(graph, global_variables(graph), self._checkpoint)
-    self._known = graph, graph.version, found
+    self._known = _Known(graph, graph.version, found)
     return found

@@ -3,7 +3,7 @@
 naming scheme.
 """
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
@@ -35,33 +35,45 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   """
   wanted = variable_scope.variables_of(wanted)
   pairs = list(wanted.items() if isinstance(wanted, Mapping) else wanted)
-  matches = _match(
-    {name: value for name, value in pairs if not isinstance(value, str)}, path
-  )
+  named: Dict[str, tf.Variable] = {}
+  targets: List[str] = []  # names of scopes and variables
+  for name, value in pairs:
+    if isinstance(value, str):
+      targets.append(value)
+    else:
+      named[name] = value
+  matches = _match(named, path)
   left_out = [name for name in _state_names(matches) if not matches[name].is_usable]
   _warn_left_out(left_out, path)
-  _warn_outside_scopes(
-    [value for _, value in pairs if isinstance(value, str)], matches, path
-  )
-  if not left_out and all(
-    match.source in (None, name) for name, match in matches.items()
-  ):
+  _warn_outside_scopes(targets, matches, path)
+  renamed = _renamed(matches)
+  if not left_out and not renamed:
     return wanted
-  sources = {name: match.source for name, match in matches.items() if match.source}
-  return {
-    sources.get(name, name): value for name, value in pairs if name not in left_out
-  }
+  result = {}
+  for name, value in pairs:
+    if name not in left_out:
+      result[renamed.get(name, name)] = value
+  return result
+
+
+def _renamed(matches: "Dict[str, _Match]") -> Dict[str, str]:
+  """Returns the names in the checkpoint of variables that have another one there."""
+  found: Dict[str, str] = {}
+  for name, match in matches.items():
+    if match.source and match.source != name:
+      found[name] = match.source
+  return found
 
 
 def _state_names(matches: "Dict[str, _Match]") -> List[str]:
   """Returns the names of the variables of loss scales."""
   registered = loss_scale.state_names(tf.get_default_graph())
   known = naming_schemes.state({name: match.shape for name, match in matches.items()})
-  return [
-    name
-    for name, match in matches.items()
-    if name in known or match.parts[0].op.name in registered
-  ]
+  found = []
+  for name, match in matches.items():
+    if name in known or match.parts[0].op.name in registered:
+      found.append(name)
+  return found
 
 
 def name_map(
@@ -85,42 +97,65 @@ def name_map(
     ValueError, tf.errors.DataLossError: See `assignment_map`.
   """
   var_list = variable_scope.variables_of(var_list)
-  matches = _match(tf.global_variables() if var_list is None else var_list, path)
-  _warn_left_out([name for name, match in matches.items() if not match.is_usable], path)
-  return {
-    match.source: match.parts if len(match.parts) > 1 else match.parts[0]
-    for match in matches.values()
-    if match.source and match.is_usable
-  }
+  if var_list is None:
+    var_list = tf.global_variables()
+  result: Dict[str, Any] = {}
+  left_out: List[str] = []
+  for name, match in _match(var_list, path).items():
+    if not match.is_usable:
+      left_out.append(name)
+    elif match.source:
+      is_partitioned = len(match.parts) > 1
+      result[match.source] = match.parts if is_partitioned else match.parts[0]
+  _warn_left_out(left_out, path)
+  return result
 
 
 class _Match(NamedTuple):
-  """A variable of the graph, and what a checkpoint has for it."""
+  """A variable of the graph, and what a checkpoint has for it.
 
-  parts: List[tf.Variable]  # several with a partitioner
+  Attributes:
+    parts: the variable; several of them with a partitioner.
+    shape: the shape of the whole variable.
+    source: the name in the checkpoint; None if it lacks the variable.
+    is_usable: whether it has the dtype of the variable there.
+  """
+
+  parts: List[tf.Variable]
   shape: Tuple[int, ...]
-  source: Optional[str] = None  # the name in the checkpoint
-  is_usable: bool = False  # whether it has the dtype of the variable there
+  source: Optional[str] = None
+  is_usable: bool = False
 
 
 def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
-  """Returns variables by the names that `tf.train.Saver` gives them, with those in a
-  checkpoint.
+  """Returns which variable in a checkpoint each variable of a graph is.
+
+  Args:
+    var_list: the variables, or lists of their parts, an iterable or a dict by name.
+      What is no variable is ignored.
+    path: a checkpoint, or a directory.
+
+  Returns:
+    The variables by the names that `tf.train.Saver` gives them, or by those of the
+    dict.
+
+  Raises:
+    ValueError: If there is no checkpoint, or a variable may be one of several in it.
   """
   wanted: Dict[str, _Match] = {}
-  named: Iterable[Tuple[Optional[str], tf.Variable]] = (
-    var_list.items()
-    if isinstance(var_list, dict)
-    else [(None, value) for value in var_list]
-  )
+  named: Iterable[Tuple[Optional[str], tf.Variable]]
+  if isinstance(var_list, dict):
+    named = var_list.items()
+  else:
+    named = [(None, value) for value in var_list]
   for name, value in named:
-    for part in [value] if files.op_name(value) else value:
+    parts = [value] if files.op_name(value) else value
+    for part in parts:
       if not hasattr(part, "initializer"):
         continue  # not a variable, but for example an iterator's state or a table
-      slice_info = variables.save_slice_info(part)
-      shape = part.shape.as_list() if slice_info is None else slice_info.full_shape
-      full_name = name or (part.op.name if slice_info is None else slice_info.full_name)
-      wanted.setdefault(full_name, _Match([], tuple(shape))).parts.append(part)
+      own_name, shape = _whole_variable(part)
+      match = wanted.setdefault(name or own_name, _Match([], shape))
+      match.parts.append(part)
   checkpoint = files.Checkpoint(files.resolve_path(path))
   matched = files.match(
     tf.get_default_graph(),
@@ -135,7 +170,18 @@ def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
   return wanted
 
 
+def _whole_variable(part: tf.Variable) -> Tuple[str, Tuple[int, ...]]:
+  """Returns the name and the shape of a variable; for a part of a partitioned one,
+  those of the whole.
+  """
+  slice_info = variables.save_slice_info(part)
+  if slice_info is None:
+    return part.op.name, tuple(part.shape.as_list())
+  return slice_info.full_name, tuple(slice_info.full_shape)
+
+
 def _warn_left_out(names: List[str], path: files.Path) -> None:
+  """Logs a warning of variables that a map leaves out, if there are any."""
   if names:
     log.warn(
       "The checkpoint %s lacks %s, or has another dtype. Initial values are used "
@@ -146,26 +192,40 @@ def _warn_left_out(names: List[str], path: files.Path) -> None:
     )
 
 
+def _outside_scopes(scopes: Tuple[str, ...]) -> List[tf.Variable]:
+  """Returns the variables with the names of scopes that `tf.get_variable` did not make:
+  to TensorFlow, they are not in the scopes.
+  """
+  found = []
+  for variable in tf.global_variables():
+    is_named_after_scope = variable.op.name.startswith(scopes)
+    if is_named_after_scope and not variables.is_made_by_get_variable(variable):
+      found.append(variable)
+  return found
+
+
 def _warn_outside_scopes(
   targets: List[str], matches: Dict[str, _Match], path: files.Path
 ) -> None:
-  """Warns of variables that `tf.get_variable` did not make: scopes among `targets`
-  leave them out, unless matched.
+  """Logs a warning of variables that `tf.get_variable` did not make, if the checkpoint
+  has values for them: scopes leave them out.
+
+  Args:
+    targets: scopes, such as "encoder/", and names of variables in the graph.
+    matches: the variables that the map has otherwise, which are not left out.
+    path: the checkpoint.
   """
   scopes = tuple(target.lstrip("/") for target in targets if target.endswith("/"))
-  matched = {part.op.name for match in matches.values() for part in match.parts}
-  others = [
-    variable
-    for variable in tf.global_variables()
-    if variable.op.name.startswith(scopes)
-    and variable.op.name not in matched
-    and not variables.is_made_by_get_variable(variable)
-  ]
-  names = (
-    [name for name, match in _match(others, path).items() if match.source]
-    if others
-    else []
-  )
+  matched: Set[str] = set()
+  for match in matches.values():
+    matched.update(part.op.name for part in match.parts)
+  others = []
+  for variable in _outside_scopes(scopes):
+    if variable.op.name not in matched:
+      others.append(variable)
+  if not others:
+    return
+  names = [name for name, match in _match(others, path).items() if match.source]
   if names:
     log.warn(
       "A map of scopes does not initialize %s from the checkpoint %s, which has values "

@@ -42,11 +42,37 @@ class Saver(tf.train.Saver):
       saver.restore(sess, path)
       scaffold = tf.train.Scaffold(saver=saver)  # for Estimator and MonitoredSession
 
+  `restore(sess, path)` does this:
+
+      matched = names in the checkpoint, by the names of the variables in the graph
+      if a variable is ambiguous, missing or of another form: raise an error
+      if all names and dtypes are those in the checkpoint:
+        let TensorFlow restore them
+      else:
+        run the same ops, and feed them the matched names, and the values that they
+        cannot read: initial values of state that is missing, and converted ones
+
   Restoring accepts both names of Adam's powers, contrib's state (int32 counts become
   int64), and state under another name scope. Variables of a loss scale that are not in
   the checkpoint, those of subclasses of `mp_compat.LossScale` included, start at their
   initial values. The arguments, and the files that are written, are those of
   `tf.train.Saver`.
+
+      >>> import os, tempfile
+      >>> import tensorflow.compat.v1 as tf
+      >>> import mp_compat
+      >>> path = os.path.join(tempfile.mkdtemp(), "model.ckpt")
+      >>> with tf.Graph().as_default(), tf.Session() as sess:
+      ...   weight = tf.get_variable("weight", [], use_resource=True)
+      ...   sess.run(weight.assign(3.0).op)
+      ...   _ = tf.train.Saver().save(sess, path)  # a program without loss scaling
+      >>> with tf.Graph().as_default(), tf.Session() as sess:
+      ...   weight = tf.get_variable("weight", [], use_resource=True)
+      ...   loss_scale = mp_compat.DynamicLossScale()
+      ...   values = [weight, loss_scale()]
+      ...   mp_compat.checkpoints.Saver().restore(sess, path)
+      ...   print([float(value) for value in sess.run(values)])
+      [3.0, 32768.0]
 
   Source: `tf.train.Saver`.
   """
@@ -96,22 +122,14 @@ def restore(self: tf.train.Saver, sess: tf.Session, save_path: files.Path) -> No
   if tf.executing_eagerly() or self.saver_def is None:
     tensorflow_restore(self, sess, save_path)
     return
-  path = None if save_path is None else files.path_text(save_path)
-  if path is None or not files.checkpoint_exists(path):
-    raise ValueError(
-      "The passed save_path is not a valid checkpoint: {}. Expected the path that "
-      "save() or tf.train.latest_checkpoint() returned.".format(path)
-    )
-  checkpoint, entries = files.Checkpoint(path), []
+  path = _existing_path(save_path)
+  checkpoint = files.Checkpoint(path)
+  entries: List[_Entry] = []
   if not checkpoint.is_object_based:
     entries = _entries(sess.graph.as_graph_element(self.saver_def.restore_op_name))
   matched = _match_names(sess.graph, entries, checkpoint)
   feeds: Dict[str, object] = {}
-  if any(
-    matched.get(entry.name) != entry.name
-    or checkpoint.dtypes[entry.name] != entry.tensor.dtype
-    for entry in entries
-  ):
+  if not all(_is_unchanged(entry, matched, checkpoint) for entry in entries):
     feeds = _restore_feeds(sess, entries, matched, checkpoint)
     feeds[self.saver_def.filename_tensor_name] = path
   try:
@@ -132,6 +150,26 @@ def restore(self: tf.train.Saver, sess: tf.Session, save_path: files.Path) -> No
     raise files.data_loss_error(path, error) from error
 
 
+def _existing_path(save_path: Optional[files.Path]) -> str:
+  """Returns the path of a checkpoint as a str; raises a ValueError if there is none."""
+  path = None if save_path is None else files.path_text(save_path)
+  if path is None or not files.checkpoint_exists(path):
+    raise ValueError(
+      "The passed save_path is not a valid checkpoint: {}. Expected the path that "
+      "save() or tf.train.latest_checkpoint() returned.".format(path)
+    )
+  return path
+
+
+def _is_unchanged(
+  entry: "_Entry", matched: Dict[str, str], checkpoint: files.Checkpoint
+) -> bool:
+  """Returns whether TensorFlow finds a tensor as it is in a checkpoint."""
+  if matched.get(entry.name) != entry.name:
+    return False
+  return checkpoint.dtypes[entry.name] == entry.tensor.dtype
+
+
 def add_tensorflow_names(var_list: Optional[files.VarList]) -> Optional[files.VarList]:
   """Returns the `var_list` of a Saver that also saves variables under their names in
   TensorFlow's class.
@@ -140,31 +178,42 @@ def add_tensorflow_names(var_list: Optional[files.VarList]) -> Optional[files.Va
   another variable has that name.
   """
   recorded = files.tensorflow_names(tf.get_default_graph())
-  renamed = {
-    name: tensorflow_name
-    for name, tensorflow_name in sorted(recorded.items())
-    if name != tensorflow_name
-  }
+  renamed: Dict[str, str] = {}
+  for name, tensorflow_name in sorted(recorded.items()):
+    if name != tensorflow_name:
+      renamed[name] = tensorflow_name
   if not renamed:
     return var_list
   if isinstance(var_list, dict):
-    return dict(var_list, **_aliases(var_list, recorded, renamed))
-  by_default = tf.global_variables() + tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
-  entries = by_default if var_list is None else list(var_list)
+    aliases = _aliases(var_list, recorded, renamed)
+    return dict(var_list, **aliases)
+  if var_list is None:
+    saveable = tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
+    entries = tf.global_variables() + saveable
+  else:
+    entries = list(var_list)
   named = {files.op_name(value): value for value in entries if files.op_name(value)}
-  return entries + list(_aliases(named, recorded, renamed).values())
+  aliases = _aliases(named, recorded, renamed)
+  return entries + list(aliases.values())
 
 
 def _aliases(
   named: Dict[str, tf.Variable], recorded: Container[str], renamed: Dict[str, str]
 ) -> Dict[str, savers.AliasSaveable]:
-  """Returns the variables that are also saved under their names in TensorFlow's class,
-  by these names.
+  """Returns the variables that are also saved under their names in TensorFlow's class.
 
   Logs warnings of variables whose name, or whose number, in TensorFlow's class another
   one has.
+
+  Args:
+    named: the variables that a Saver saves, by name.
+    recorded: the own names of variables of optimizers with loss scaling.
+    renamed: those that have another name in TensorFlow's class, with that name.
+
+  Returns:
+    What to add to the Saver, by the names in TensorFlow's class.
   """
-  aliases = {}
+  aliases: Dict[str, savers.AliasSaveable] = {}
   for name, tensorflow_name in renamed.items():
     if tensorflow_name in named:
       log.warn(
@@ -176,11 +225,11 @@ def _aliases(
       )
     elif name in named and files.op_name(named[name]) == name:
       aliases[tensorflow_name] = savers.AliasSaveable(named[name], tensorflow_name)
-  shifted = sorted(
-    name
-    for name in named
-    if name not in recorded and re.sub(r"_\d+$", "", name) in renamed
-  )
+  shifted = []
+  for name in sorted(named):
+    without_number = re.sub(r"_\d+$", "", name)
+    if name not in recorded and without_number in renamed:
+      shifted.append(name)
   if shifted:
     log.warn(
       "%s, of an optimizer without loss scaling, would have another number with "
@@ -192,18 +241,23 @@ def _aliases(
 
 
 class _Entry(NamedTuple):
-  """A tensor that a Saver reads from a checkpoint: an output of a RestoreV2 op, and the
-  variables assigned from it.
+  """A tensor that a Saver reads from a checkpoint, and the variables assigned from it.
+
+  Attributes:
+    tensor: an output of a RestoreV2 op.
+    name: the name that the op reads in the checkpoint.
+    part: the shape of a partitioned variable and the slice to read, "6 2 0,2:-"; "" for
+      the whole tensor.
+    variables: the ops of the variables: with `tf.distribute`, one per local device;
+      empty for an iterator's state.
+    reshaped: whether the Saver reshapes it (`Saver(reshape=True)`).
   """
 
   tensor: tf.Tensor
-  name: str  # in the checkpoint
-  # the shape of a partitioned variable and the slice to read, "6 2 0,2:-"; "" for the
-  # whole tensor
+  name: str
   part: str
-  # with tf.distribute, one per local device; empty for an iterator's state
   variables: List[tf.Operation]
-  reshaped: bool  # Saver(reshape=True)
+  reshaped: bool
 
   @property
   def is_needed(self) -> bool:
@@ -217,12 +271,22 @@ class _Entry(NamedTuple):
     """Returns the static shape of the whole variable."""
     if self.part:
       return tf.TensorShape([int(size) for size in self.part.split()[:-1]])
-    known = [
-      variable.get_attr("shape")
-      for variable in self.variables
-      if "shape" in variable.node_def.attr
-    ]
-    return tf.TensorShape(known[0] if known else None)
+    for variable in self.variables:
+      if "shape" in variable.node_def.attr:
+        return tf.TensorShape(variable.get_attr("shape"))
+    return tf.TensorShape(None)
+
+
+class _Assignment(NamedTuple):
+  """A variable to which a tensor is assigned.
+
+  Attributes:
+    variable: the op of the variable.
+    reshaped: whether the tensor is reshaped before.
+  """
+
+  variable: tf.Operation
+  reshaped: bool
 
 
 def _entries(restore_op: tf.Operation) -> List[_Entry]:
@@ -230,33 +294,54 @@ def _entries(restore_op: tf.Operation) -> List[_Entry]:
   their order.
   """
   ops = runs.executed_ops([restore_op])
-  assigned: Dict[str, List[Tuple[tf.Operation, bool]]] = collections.defaultdict(list)
-  for op in ops:
-    if op.type in ("Assign", "AssignVariableOp"):
-      value, reshaped = op.inputs[1], False
-      while value.op.type != "RestoreV2" and value.op.inputs:
-        value, reshaped = value.op.inputs[0], reshaped or value.op.type == "Reshape"
-      assigned[value.name].append((op.inputs[0].op, reshaped))
+  assigned = _assignments(ops)
   entries = []
   for op in ops:
-    if op.type == "RestoreV2":
-      names, parts = [
-        map(tf.compat.as_str, tf.make_ndarray(text.op.get_attr("value")))
-        for text in op.inputs[1:3]
-      ]
-      for tensor, name, part in zip(op.outputs, names, parts):
-        variables, reshaped_each = (
-          zip(*assigned[tensor.name]) if assigned[tensor.name] else ((), ())
-        )
-        entries.append(_Entry(tensor, name, part, list(variables), any(reshaped_each)))
+    if op.type != "RestoreV2":
+      continue
+    _, names, parts = op.inputs
+    for tensor, name, part in zip(op.outputs, _strings(names), _strings(parts)):
+      assignments = assigned[tensor.name]
+      variables = [each.variable for each in assignments]
+      reshaped = any(each.reshaped for each in assignments)
+      entries.append(_Entry(tensor, name, part, variables, reshaped))
   return entries
+
+
+def _assignments(ops: List[tf.Operation]) -> Dict[str, List[_Assignment]]:
+  """Returns the variables that ops assign, by the names of the tensors that RestoreV2
+  ops read for them; a tensor may be cast or copied to a device before.
+  """
+  found: Dict[str, List[_Assignment]] = collections.defaultdict(list)
+  for op in ops:
+    if op.type not in ("Assign", "AssignVariableOp"):
+      continue
+    value = op.inputs[1]
+    reshaped = False
+    while value.op.type != "RestoreV2" and value.op.inputs:
+      reshaped = reshaped or value.op.type == "Reshape"
+      value = value.op.inputs[0]
+    found[value.name].append(_Assignment(op.inputs[0].op, reshaped))
+  return found
+
+
+def _strings(constant: tf.Tensor) -> List[str]:
+  """Returns the values of a constant of strings."""
+  values = tf.make_ndarray(constant.op.get_attr("value"))
+  return [tf.compat.as_str(value) for value in values]
 
 
 def _match_names(
   graph: tf.Graph, entries: List[_Entry], checkpoint: files.Checkpoint
 ) -> Dict[str, str]:
-  """Returns the names in the checkpoint by the names in the graph; omits state that
-  starts at its initial value.
+  """Returns the names in the checkpoint by the names in the graph.
+
+  Omits state of a loss scale that starts at its initial value; logs a warning of it.
+
+  Raises:
+    tf.errors.InvalidArgumentError: If a variable may be several in the checkpoint, or
+      has another shape or dtype there.
+    tf.errors.NotFoundError: If variables that are not such state are missing.
   """
   needed = {entry.name: entry for entry in entries if entry.is_needed}
   wanted = _wanted(needed)
@@ -267,19 +352,13 @@ def _match_names(
       None,
       "Nothing was restored. " + files.ambiguity(match.ambiguous, checkpoint.path),
     )
-  # The state of iterators has no shape.
-  matched = {
-    entry.name: entry.name
-    for entry in entries
-    if entry.name in checkpoint.shapes and entry.name not in wanted
-  }
+  matched: Dict[str, str] = {}
+  for entry in entries:
+    # The state of iterators has no shape, so that it is not in `wanted`.
+    if entry.name in checkpoint.shapes and entry.name not in wanted:
+      matched[entry.name] = entry.name
   matched.update(match.names)
-  variables = _variables(needed)
-  state = {variables[name] for name in variables.keys() & loss_scale.state_names(graph)}
-  # of TensorFlow's classes, and of imported graphs
-  state.update(
-    naming_schemes.state({name: shape for name, (_, shape) in wanted.items()})
-  )
+  state = _state_names(graph, needed, wanted)
   _check_fits(needed, matched, state, checkpoint)
   initialized = [name for name in needed if name not in matched]
   if initialized:
@@ -289,6 +368,20 @@ def _match_names(
       ", ".join(initialized),
     )
   return matched
+
+
+def _state_names(
+  graph: tf.Graph,
+  needed: Dict[str, _Entry],
+  wanted: Dict[str, Tuple[str, naming_schemes.Shape]],
+) -> Set[str]:
+  """Returns which names in the Saver are those of variables of loss scales."""
+  names = _names_by_op(needed)
+  state = {names[op] for op in names.keys() & loss_scale.state_names(graph)}
+  # of TensorFlow's classes, and of imported graphs
+  shapes = {name: shape for name, (_, shape) in wanted.items()}
+  state.update(naming_schemes.state(shapes))
+  return state
 
 
 def _wanted(
@@ -304,13 +397,13 @@ def _wanted(
   return wanted
 
 
-def _variables(entries: Dict[str, _Entry]) -> Dict[str, str]:
+def _names_by_op(entries: Dict[str, _Entry]) -> Dict[str, str]:
   """Returns the names in the graph's Saver by the names of the variables' ops."""
-  return {
-    variable.name: name
-    for name, entry in entries.items()
-    for variable in entry.variables
-  }
+  found: Dict[str, str] = {}
+  for name, entry in entries.items():
+    for variable in entry.variables:
+      found[variable.name] = name
+  return found
 
 
 def _check_fits(
@@ -322,13 +415,16 @@ def _check_fits(
   """Raises an error that names all variables that the checkpoint lacks, except `state`,
   or has in another form.
   """
-  missing = [name for name in needed if name not in matched and name not in state]
+  missing: List[str] = []
   different: List[str] = []
-  for name in [name for name in needed if name in matched]:
-    source = matched[name]
-    different += _differences(
-      needed[name], checkpoint.shapes[source], checkpoint.dtypes[source], name in state
-    )
+  for name, entry in needed.items():
+    is_state = name in state
+    if name in matched:
+      source = matched[name]
+      shape, dtype = checkpoint.shapes[source], checkpoint.dtypes[source]
+      different += _differences(entry, shape, dtype, is_state=is_state)
+    elif not is_state:
+      missing.append(name)
   if missing or different:
     raise _mismatch(missing, different, checkpoint)
 
@@ -340,9 +436,8 @@ def _differences(
   state is converted.
   """
   text = "{} has the {} {} in the graph, {} in the checkpoint"
-  can_reshape = entry.reshaped and entry.shape.num_elements() == np.prod(
-    shape, dtype=np.int64
-  )
+  size = np.prod(shape, dtype=np.int64)
+  can_reshape = entry.reshaped and entry.shape.num_elements() == size
   if not can_reshape and not entry.shape.is_compatible_with(shape):
     yield text.format(entry.name, "shape", entry.shape, list(shape))
   if dtype != entry.tensor.dtype and not is_state:
@@ -373,9 +468,8 @@ def _mismatch(
         checkpoint.path, "; ".join(different)
       )
     )
-  return (tf.errors.NotFoundError if missing else tf.errors.InvalidArgumentError)(
-    None, None, " ".join(parts)
-  )
+  error = tf.errors.NotFoundError if missing else tf.errors.InvalidArgumentError
+  return error(None, None, " ".join(parts))
 
 
 def _restore_feeds(
@@ -390,18 +484,25 @@ def _restore_feeds(
   is initialized or has another dtype), its output is fed, too, and the op reads another
   tensor of the same dtype (a stand-in). If the checkpoint has no tensor of that dtype,
   all outputs in use are fed instead.
+
+      for each RestoreV2 op:
+        to_read = for each output, the matched name if its dtype fits, else a stand-in
+        feed the value of each output in use that does not fit
+        if there is a stand-in wherever one is needed: feed `to_read` to the op
+        else: feed the values of the outputs that fit, too
+
+  Returns:
+    The feeds by the names of tensors.
   """
-  shapes, dtypes = checkpoint.shapes, checkpoint.dtypes
-  stand_ins = {
-    dtypes[name]: name
-    for name in sorted(shapes, key=lambda name: -np.prod(shapes[name], dtype=np.int64))
-  }
+  stand_ins = _stand_ins(checkpoint)
   feeds: Dict[str, object] = {}
   for op, outputs in itertools.groupby(entries, lambda entry: entry.tensor.op):
-    to_read, fitting = [], []
+    to_read: List[Optional[str]] = []
+    fitting: List[_Entry] = []
     for entry in outputs:
-      source, dtype = matched.get(entry.name), entry.tensor.dtype
-      fits = source is not None and dtypes[source] == dtype
+      source = matched.get(entry.name)
+      dtype = entry.tensor.dtype
+      fits = source is not None and checkpoint.dtypes[source] == dtype
       to_read.append(source if fits else stand_ins.get(dtype))
       if entry.is_needed and fits:
         fitting.append(entry)
@@ -410,15 +511,35 @@ def _restore_feeds(
     if None not in to_read:
       feeds[op.inputs[1].name] = to_read
     elif fitting:
-      names, parts = (
-        [matched[entry.name] for entry in fitting],
-        [entry.part for entry in fitting],
-      )
-      values = checkpoint.read_slices(
-        names, parts, [entry.tensor.dtype for entry in fitting]
-      )
-      feeds.update((entry.tensor.name, value) for entry, value in zip(fitting, values))
+      feeds.update(_values_of(fitting, matched, checkpoint))
   return feeds
+
+
+def _stand_ins(checkpoint: files.Checkpoint) -> Dict[tf.DType, str]:
+  """Returns the name of the smallest tensor of each dtype in a checkpoint."""
+  shapes = checkpoint.shapes
+
+  def size(name: str) -> int:
+    return int(np.prod(shapes[name], dtype=np.int64))
+
+  found: Dict[tf.DType, str] = {}
+  for name in sorted(shapes, key=size, reverse=True):
+    found[checkpoint.dtypes[name]] = name  # The last one is the smallest.
+  return found
+
+
+def _values_of(
+  entries: List[_Entry], matched: Dict[str, str], checkpoint: files.Checkpoint
+) -> Dict[str, np.ndarray]:
+  """Returns the values to restore, read from a checkpoint, by the names of the tensors
+  that RestoreV2 would read.
+  """
+  values = checkpoint.read_slices(
+    names=[matched[entry.name] for entry in entries],
+    parts=[entry.part for entry in entries],
+    dtypes=[entry.tensor.dtype for entry in entries],
+  )
+  return {entry.tensor.name: value for entry, value in zip(entries, values)}
 
 
 def _value(
@@ -433,6 +554,6 @@ def _value(
   if source_name is not None:
     return checkpoint.read(source_name).astype(entry.tensor.dtype.as_numpy_dtype)
   # The name of the initializer is part of the graph format.
-  return sess.run(
-    sess.graph.get_operation_by_name(entry.variables[0].name + "/Assign").inputs[1]
-  )
+  initializer = entry.variables[0].name + "/Assign"
+  initial_value = sess.graph.get_operation_by_name(initializer).inputs[1]
+  return sess.run(initial_value)

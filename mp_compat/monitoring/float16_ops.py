@@ -28,7 +28,7 @@ class Float16Op(NamedTuple):
 
 
 def float16_ops(loss: tf.Tensor) -> List[Float16Op]:
-  """Returns the ops of the forward pass to compute in float32, which compute in float16.
+  """Returns the ops of the forward pass that compute in float16, but should in float32.
 
   These are exponentials, which are inf from 11.1 on, and sums, means and norms of
   squares, which are inf from values of 256 on: of a layer normalization, the variance
@@ -59,33 +59,45 @@ def float16_ops(loss: tf.Tensor) -> List[Float16Op]:
     )
   executed = set(runs.executed_ops([loss]))
   in_order = [op for op in loss.graph.get_operations() if op in executed]
-  return [Float16Op(op.name, op.type) for op in likely_to_overflow(in_order)]
+  listed = likely_to_overflow(in_order)
+  return [Float16Op(name=op.name, type=op.type) for op in listed]
 
 
 def likely_to_overflow(ops: Iterable[tf.Operation]) -> List[tf.Operation]:
-  """Returns those of some ops that `float16_ops` lists."""
+  """Returns those of some ops that `float16_ops` lists, in the same order."""
   return [op for op in ops if _is_in_float16(op) and _may_be_large(op)]
 
 
 def _is_in_float16(op: tf.Operation) -> bool:
-  results = op.outputs[:1] if len(op.inputs) else []
-  return any(result.dtype.base_dtype == tf.float16 for result in results)
+  """Returns whether an op computes a float16 result; False for constants and inputs."""
+  if not len(op.inputs) or not len(op.outputs):
+    return False
+  return op.outputs[0].dtype.base_dtype == tf.float16
 
 
 def _may_be_large(op: tf.Operation) -> bool:
+  """Returns whether the result of an op grows with the square or the exponential of
+  values, so that it leaves the range of float16 early.
+  """
   if op.type in _EXPONENTIALS or op.type in _NORMS:
     return True
   if op.type != "Cast":
     return _is_reduction_of_squares(op)
   # `tf.nn.moments` computes in float32, and returns a float16 variance.
-  return _is_reduction_of_squares(dataflow.same_values([op.inputs[0]])[-1].op)
+  variance = dataflow.origin(op.inputs[0])
+  return _is_reduction_of_squares(variance.op)
 
 
 def _is_reduction_of_squares(op: tf.Operation) -> bool:
+  """Returns whether an op is a sum or a mean of squares, also of casts or reshapes of
+  them: `x * x` counts, too.
+  """
   if op.type not in _REDUCTIONS:
     return False
-  squares = dataflow.same_values([op.inputs[0]])[-1].op
+  squares = dataflow.origin(op.inputs[0]).op
+  if squares.type in _SQUARES:
+    return True
   if squares.type != "Mul":
-    return squares.type in _SQUARES
+    return False
   first, second = squares.inputs
   return contexts.tensor_key(first) == contexts.tensor_key(second)

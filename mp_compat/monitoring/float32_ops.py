@@ -27,9 +27,14 @@ _INPUT, _VARIABLE, _CONSTANT = range(3)
 
 
 class _Source(NamedTuple):
-  """Where float32 values enter the graph."""
+  """Where float32 values enter the graph; sorted by kind, then by description.
 
-  kind: int  # _INPUT (or a cast), _VARIABLE or _CONSTANT (or a mask)
+  Attributes:
+    kind: `_INPUT`, also for a cast; `_VARIABLE`; `_CONSTANT`, also for a mask.
+    description: the name and the type of the op, such as "x (Placeholder)".
+  """
+
+  kind: int
   description: str
 
 
@@ -78,24 +83,37 @@ def float32_ops(loss: tf.Tensor) -> List[Float32Op]:
       "loss must be a tensor of a graph, but got {!r}. Call float32_ops in graph "
       "mode.".format(loss)
     )
-  ops = set(runs.executed_ops([loss]))
+  executed = set(runs.executed_ops([loss]))
   products = []
   for op in loss.graph.get_operations():
-    if op in ops and op.type in _PRODUCTS and _has_float32_input(op):
+    if op in executed and op.type in _PRODUCTS and _has_float32_input(op):
       products.append(op)
   sources = _sources(products)
-  return [
-    Float32Op(op.name, op.type, tuple(each.description for each in sorted(sources[op])))
-    for op in products
-  ]
+  listed = []
+  for op in products:
+    descriptions = [source.description for source in sorted(sources[op])]
+    listed.append(Float32Op(op.name, op.type, tuple(descriptions)))
+  return listed
 
 
 def _sources(ends: List[tf.Operation]) -> Dict[tf.Operation, FrozenSet[_Source]]:
-  """Returns the sources of the lowest kind of ops and of all before them."""
+  """Returns the sources of the lowest kind of ops, and of all ops before them.
+
+      for each op, after those of its inputs:
+        sources of op = op itself, if it has no float32 inputs
+        sources of op = those of the lowest kind of all its inputs, otherwise
+      again, until nothing changes: the body of a loop is its own input
+
+  Args:
+    ends: the ops to begin with.
+
+  Returns:
+    The sources by op: all of one kind, `_INPUT` if one of them is of it.
+  """
   found: Dict[tf.Operation, FrozenSet[_Source]] = {}
   in_order = _inputs_first(ends)
   is_complete = False
-  while not is_complete:  # again for loops, whose bodies are their own inputs
+  while not is_complete:
     is_complete = True
     for op in in_order:
       sources = _sources_of_inputs(op, found)
@@ -112,7 +130,9 @@ def _sources_of_inputs(
   inputs = _inputs_with_float32(op)
   if not inputs:
     return frozenset([_describe(op)])
-  sources = frozenset().union(*[found.get(tensor.op, ()) for tensor in inputs])
+  sources: Set[_Source] = set()
+  for tensor in inputs:
+    sources.update(found.get(tensor.op, ()))
   lowest = min((source.kind for source in sources), default=None)
   return frozenset(source for source in sources if source.kind == lowest)
 
@@ -120,10 +140,11 @@ def _sources_of_inputs(
 def _inputs_first(ends: List[tf.Operation]) -> List[tf.Operation]:
   """Returns ops and those that compute their float32 inputs, each after its inputs.
 
-  The order of creation is another: TensorFlow makes the Switch for an input of a branch,
-  and the NextIteration of a loop, after the ops that read them. A loop is cut anywhere.
+  The order of creation is another: TensorFlow makes the Switch for an input of a
+  branch, and the NextIteration of a loop, after the ops that read them. A loop is cut
+  anywhere.
   """
-  found: Dict[tf.Operation, None] = {}
+  found: Dict[tf.Operation, None] = {}  # in order, each once
   visited: Set[tf.Operation] = set()
   pending = list(ends)
   while pending:
@@ -141,14 +162,17 @@ def _inputs_first(ends: List[tf.Operation]) -> List[tf.Operation]:
 
 
 def _has_float32_input(op: tf.Operation) -> bool:
-  return any(tensor.dtype.base_dtype == tf.float32 for tensor in op.inputs)
+  dtypes = [tensor.dtype.base_dtype for tensor in op.inputs]
+  return tf.float32 in dtypes
 
 
 def _inputs_with_float32(op: tf.Operation) -> List[tf.Tensor]:
   """Returns the float32 inputs of an op, and the lists, which may have such values."""
-  return [
-    each for each in op.inputs if each.dtype.base_dtype in (tf.float32, tf.variant)
-  ]
+  followed = []
+  for tensor in op.inputs:
+    if tensor.dtype.base_dtype in (tf.float32, tf.variant):
+      followed.append(tensor)
+  return followed
 
 
 def _describe(op: tf.Operation) -> _Source:
@@ -158,7 +182,8 @@ def _describe(op: tf.Operation) -> _Source:
     return _Source(_VARIABLE, "{} (variable)".format(variable))
   if op.type == "Cast":
     dtype = op.inputs[0].dtype
-    kind = _CONSTANT if dtype == tf.bool else _INPUT  # a mask, such as that of dropout
+    is_mask = dtype == tf.bool  # such as that of dropout
+    kind = _CONSTANT if is_mask else _INPUT
     return _Source(kind, "{} (Cast from {})".format(op.name, dtype.name))
   kind = _CONSTANT if op.type in _EMPTY else _INPUT
   return _Source(kind, "{} ({})".format(op.name, op.type))

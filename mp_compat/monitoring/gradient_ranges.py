@@ -12,7 +12,7 @@ from typing import (
   NamedTuple,
   Optional,
   Sequence,
-  Tuple,
+  Set,
   Union,
 )
 
@@ -84,28 +84,56 @@ class GradientRange(NamedTuple):
 
 
 class Measured(NamedTuple):
-  """A tensor that is measured, and what a record says of it besides its values."""
+  """A tensor that is measured, and what a record says of it besides its values.
+
+  Attributes:
+    name: the name of the variable, for its gradient; otherwise that of the op.
+    tensor: the tensor.
+    scale: the loss scale of the values, a float32 scalar; None if the tensor is
+      measured as it was passed.
+    dtype: the narrowest floating dtype that its values have had, such as "float16".
+    is_selected: whether the advice is for the tensor.
+    applied: the dtype of a variable's gradient after it is divided by the scale; None
+      for other tensors.
+  """
 
   name: str
   tensor: tf.Tensor
-  # a float32 scalar; None if the tensor is measured as it was passed
   scale: Optional[tf.Tensor]
-  dtype: str = ""  # the narrowest floating dtype that its values have had
-  is_selected: bool = True  # whether the advice is for the tensor
-  # the dtype of a variable's gradient after it is divided by the scale
+  dtype: str = ""
+  is_selected: bool = True
   applied: Optional[str] = None
 
 
 class Report(NamedTuple):
-  """The tensors that are measured in a step, by name, and their ranges in the same
-  order.
+  """The tensors that are measured in a step, by name, and their ranges.
+
+  Attributes:
+    measured: the tensors by unique names, from the loss to the inputs.
+    ranges: their ranges in the same order, each field stacked: int32 [N, 256] for
+      `exponents`, [N] for the others. Without tensors, each field is ().
+    is_complete: False if a part of the backward pass is not measured.
   """
 
   measured: "collections.OrderedDict[str, Measured]"
-  # each field stacked: int32 [N, 256] for `exponents`, [N] for the others; empty for no
-  # tensors
   ranges: GradientRange
-  is_complete: bool  # False if a part of the backward pass is not measured
+  is_complete: bool
+
+
+class _BackwardPass(NamedTuple):
+  """What computes gradients from one loss scale.
+
+  Attributes:
+    tensors: all tensors between the scale and the gradients.
+    layers: the gradients of layers among them: not those of variables, nor those that
+      only contain the scale, or values of others.
+    behind_loss: the keys of those that come after the gradient of the loss function,
+      from the last layer with a variable on.
+  """
+
+  tensors: List[tf.Tensor]
+  layers: List[Measured]
+  behind_loss: Set[lineage.TensorKey]
 
 
 @autograph.do_not_convert
@@ -152,48 +180,55 @@ def gradient_ranges(
   (arXiv:1710.03740), figure 3.
   """
   found = report(optimizer, dtypes)
-  columns = [tf.unstack(values) for values in found.ranges] if found.measured else []
-  return collections.OrderedDict(
-    zip(found.measured, [GradientRange(*row) for row in zip(*columns)])
-  )
+  ranges: collections.OrderedDict[str, GradientRange] = collections.OrderedDict()
+  if not found.measured:
+    return ranges
+  columns = [tf.unstack(values) for values in found.ranges]
+  for name, row in zip(found.measured, zip(*columns)):
+    ranges[name] = GradientRange(*row)
+  return ranges
 
 
 def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Dtypes) -> Report:
-  """Builds the measurement that `gradient_ranges` describes."""
+  """Builds the measurement that `gradient_ranges` describes.
+
+      measured = passed gradients that derive from no computed one
+      measured += computed gradients of variables
+      measured += gradients of layers in one of `dtypes`
+      sort them from the loss to the inputs, and count the values of each
+
+  Returns:
+    A `Report`. Its ranges are the only ops that are built.
+
+  Raises:
+    RuntimeError, ValueError: See `gradient_ranges`.
+  """
   wanted = _floating(dtypes)
   record = reports.readable_step(optimizer)
-  passed, computed = _gradients(
-    record, optimizer._mp_compat_settings.check_computed_gradients
-  )
-  derived, layers = _backward_passes(computed)
-  existing = {tensor.dtype.base_dtype for tensor in derived}
-  wanted = next(
-    (
-      other
-      for other in (wanted, [tf.bfloat16], [tf.float32])
-      if existing.intersection(other)
-    ),
-    wanted,
-  )
-  measured = passed + [
-    Measured(each.name, each.scaled, each.scale, applied=each.values.dtype.name)
-    for each in computed
-  ]
-  for item, is_behind_loss in layers:
-    if item.tensor.dtype.base_dtype in wanted and (
-      item.tensor.dtype == tf.float16 or is_behind_loss
-    ):
-      measured.append(item)
-  measured = _with_dtypes(
-    [item for item in measured if contexts.is_in_branches_only(item.tensor.op)], wanted
-  )
+  computed: List[lineage.Computed] = []
+  if optimizer._mp_compat_settings.check_computed_gradients:
+    computed = _computed_gradients(record)
+  passed = _only_passed(record, computed)
+  passes = _backward_passes(computed)
+  tensors: List[tf.Tensor] = []
+  for backward_pass in passes:
+    tensors += backward_pass.tensors
+  wanted = _dtypes_to_measure(wanted, tensors)
+  measured = list(passed)
+  for each in computed:
+    applied = each.values.dtype.name
+    measured.append(Measured(each.name, each.scaled, each.scale, applied=applied))
+  for backward_pass in passes:
+    measured += _layers_to_measure(backward_pass, wanted)
+  readable = [item for item in measured if contexts.is_in_branches_only(item.tensor.op)]
+  measured = _with_dtypes(readable, wanted)
   order = graphs.creation_order()
   measured.sort(key=lambda item: order[item.tensor.op])
+  has_hidden = any(tensor.op.type in dataflow.HIDING for tensor in tensors)
   return Report(
-    reports.by_unique_names((item.name, item) for item in measured),
-    _measure(measured),
-    is_complete=not passed
-    and not any(tensor.op.type in dataflow.HIDING for tensor in derived),
+    measured=reports.by_unique_names((item.name, item) for item in measured),
+    ranges=_measure(measured),
+    is_complete=not passed and not has_hidden,
   )
 
 
@@ -201,15 +236,42 @@ def _floating(dtypes: Dtypes) -> List[tf.DType]:
   """Returns the dtypes that one or several are; raises a ValueError if one is not
   floating.
   """
-  found = [
-    tf.as_dtype(dtype)
-    for dtype in ([dtypes] if isinstance(dtypes, (str, tf.DType)) else dtypes)
-  ]
+  if isinstance(dtypes, (str, tf.DType)):
+    dtypes = [dtypes]
+  found = [tf.as_dtype(dtype) for dtype in dtypes]
   for dtype in found:
     if not dtype.is_floating:
       raise ValueError(
         "dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name)
       )
+  return found
+
+
+def _dtypes_to_measure(
+  wanted: List[tf.DType], tensors: Iterable[tf.Tensor]
+) -> List[tf.DType]:
+  """Returns `wanted` if any of the tensors has one of these dtypes; otherwise bfloat16
+  or float32, the first that one has. If none has them, returns `wanted`.
+  """
+  existing = {tensor.dtype.base_dtype for tensor in tensors}
+  for dtypes in (wanted, [tf.bfloat16], [tf.float32]):
+    if existing.intersection(dtypes):
+      return dtypes
+  return wanted
+
+
+def _layers_to_measure(
+  backward_pass: _BackwardPass, wanted: List[tf.DType]
+) -> List[Measured]:
+  """Returns the gradients of layers in the `wanted` dtypes; float16 ones also before
+  the last layer with a variable, where the loss function may overflow.
+  """
+  found = []
+  for item in backward_pass.layers:
+    is_behind_loss = lineage.tensor_key(item.tensor) in backward_pass.behind_loss
+    is_shown = item.tensor.dtype == tf.float16 or is_behind_loss
+    if is_shown and item.tensor.dtype.base_dtype in wanted:
+      found.append(item)
   return found
 
 
@@ -219,147 +281,153 @@ def _with_dtypes(
   """Adds the narrowest dtype of each tensor; selects those that have had one of
   `dtypes`, or all if none has.
   """
-  found = []
+  # None stands for functions and loops, which may compute in any dtype.
+  selected = [*dtypes, None]
   sources = dataflow.sources_of(item.tensor for item in measured)
+  found = []
   for item in measured:
     own = sources[lineage.tensor_key(item.tensor)]
-    narrowest = min(
-      (dtype for dtype in own if dtype is not None), key=lambda dtype: dtype.size
-    )
-    # Functions and loops may compute in any dtype.
-    found.append(
-      item._replace(
-        dtype=narrowest.name, is_selected=not own.isdisjoint([*dtypes, None])
-      )
-    )
-  return (
-    found
-    if any(item.is_selected for item in found)
-    else [item._replace(is_selected=True) for item in found]
-  )
+    known = [dtype for dtype in own if dtype is not None]
+    narrowest = min(known, key=lambda dtype: dtype.size)
+    is_selected = not own.isdisjoint(selected)
+    found.append(item._replace(dtype=narrowest.name, is_selected=is_selected))
+  if any(item.is_selected for item in found):
+    return found
+  return [item._replace(is_selected=True) for item in found]
 
 
-def _gradients(
-  record: step.Step, read_computed: bool
-) -> Tuple[List[Measured], List[lineage.Computed]]:
-  """Returns the passed gradients that derive from no computed one, and the records of
-  the computed ones, if read.
+def _computed_gradients(record: step.Step) -> List[lineage.Computed]:
+  """Returns the gradients that were computed from the scaled loss and can be read, one
+  for each tensor.
   """
-  computed = (
-    [each for of_replica in record.lineages for each in of_replica.computed]
-    if read_computed
-    else []
-  )
-  measurable = [
-    each
-    for each in computed
-    if each.scaled is not None and contexts.is_in_branches_only(each.scaled.op)
-  ]
-  found = {lineage.tensor_key(each.values): each for each in measurable}
-  passed = [
-    Measured(name, values, None) for name, values in reports.passed_gradients(record)
-  ]
-  read_by = dataflow.readers([item.tensor for item in passed])
-  derived = {
-    **found,
-    **dataflow.descendants(read_by, [each.values for each in measurable]),
-  }
-  return [
-    item for item in passed if lineage.tensor_key(item.tensor) not in derived
-  ], list(found.values())
+  found: Dict[lineage.TensorKey, lineage.Computed] = {}
+  for of_replica in record.lineages:
+    for each in of_replica.computed:
+      if each.scaled is None:
+        continue
+      if contexts.is_in_branches_only(each.scaled.op):
+        found[lineage.tensor_key(each.values)] = each
+  return list(found.values())
 
 
-def _backward_passes(
-  computed: Iterable[lineage.Computed],
-) -> Tuple[List[tf.Tensor], List[Tuple[Measured, bool]]]:
-  """Returns the tensors between each scale and the gradients that were computed with
-  it, and the gradients of layers.
-
-  The latter are those that are not gradients of variables, and do not only contain the
-  scale or move values; each with whether it comes after the gradient of the loss
-  function.
+def _only_passed(record: step.Step, computed: List[lineage.Computed]) -> List[Measured]:
+  """Returns the passed gradients that derive from no computed one: they are measured as
+  they were passed, without a scale.
   """
+  passed = reports.passed_gradients(record)
+  read_by = dataflow.readers([values for _, values in passed])
+  sources = [each.values for each in computed]
+  known = contexts.keys_of(sources)
+  known.update(dataflow.descendants(read_by, sources))
+  found = []
+  for name, values in passed:
+    if lineage.tensor_key(values) not in known:
+      found.append(Measured(name, values, scale=None))
+  return found
+
+
+def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_BackwardPass]:
+  """Returns the backward passes that compute gradients, one for each loss scale."""
   by_scale: Dict[lineage.TensorKey, List[lineage.Computed]] = collections.defaultdict(
     list
   )
-  for record in computed:
-    by_scale[lineage.tensor_key(record.scale)].append(record)
-  tensors: List[tf.Tensor] = []
-  layers: List[Tuple[Measured, bool]] = []
-  for scale_key, records in by_scale.items():
-    scale, ends = records[0].scale, [record.scaled for record in records]
-    read_by = dataflow.readers(ends)
-    derived = dataflow.descendants(read_by, [scale])
-    # The tensors from which the layers' ops compute the gradients of their variables.
-    inputs = [
-      value for op in {op for op, _ in dataflow.sources_of(ends)} for value in op.inputs
-    ]
-    entering = [
-      value
-      for value in dataflow.same_values(inputs)
-      if lineage.tensor_key(value) in derived
-    ]
-    behind_loss = {
-      *contexts.keys_of(entering),
-      *dataflow.descendants(read_by, entering),
-    }
-    casts = [reader for reader in read_by[scale_key] if reader.op.type == "Cast"]
-    others = contexts.keys_of([*dataflow.same_values(ends), *casts])
-    tensors += derived.values()
-    for (op, index), tensor in derived.items():
-      if (op, index) not in others and op.type not in dataflow.MOVING:
-        layers.append(
-          (
-            Measured(tensor.name if index else op.name, tensor, scale),
-            (op, index) in behind_loss,
-          )
-        )
-  return tensors, layers
+  for each in computed:
+    by_scale[lineage.tensor_key(each.scale)].append(each)
+  passes = []
+  for of_scale in by_scale.values():
+    scale = of_scale[0].scale
+    ends = [each.scaled for each in of_scale]
+    passes.append(_backward_pass(scale, ends))
+  return passes
+
+
+def _backward_pass(scale: tf.Tensor, ends: List[tf.Tensor]) -> _BackwardPass:
+  """Returns the backward pass from a loss scale to gradients of variables, `ends`."""
+  read_by = dataflow.readers(ends)
+  derived = dataflow.descendants(read_by, [scale])
+  readers_of_scale = read_by.get(lineage.tensor_key(scale), [])
+  casts_of_scale = [each for each in readers_of_scale if each.op.type == "Cast"]
+  no_layers = contexts.keys_of([*dataflow.same_values(ends), *casts_of_scale])
+  layers = []
+  for key, tensor in derived.items():
+    if key in no_layers or tensor.op.type in dataflow.MOVING:
+      continue
+    is_first_output = tensor.value_index == 0
+    name = tensor.op.name if is_first_output else tensor.name
+    layers.append(Measured(name, tensor, scale))
+  # The tensors from which the layers' ops compute the gradients of their variables.
+  inputs: List[tf.Tensor] = []
+  for op in {op for op, _ in dataflow.sources_of(ends)}:
+    inputs += op.inputs
+  entering = [
+    value
+    for value in dataflow.same_values(inputs)
+    if lineage.tensor_key(value) in derived
+  ]
+  behind_loss = contexts.keys_of(entering)
+  behind_loss.update(dataflow.descendants(read_by, entering))
+  return _BackwardPass(list(derived.values()), layers, behind_loss)
 
 
 class _Counts(NamedTuple):
   """What is counted of n tensors of one dtype, shape and scale.
 
-  The first four have one row for each tensor; the last two are scalars.
+  Attributes:
+    bins: int32 [n * 512], 512 for each tensor: the numbers of nonzero values by biased
+      exponent (0 to 255), then the number of zeros (256); the others are 0.
+    largest: float32 [n], the largest finite magnitudes; -inf if empty.
+    magnitude: float32 [n], the sums of the magnitudes; zeros without terms.
+    magnitude_of_terms: float32 [n], the same of the terms of the values.
+    number_of_terms: int32 [], that of all values of one tensor.
+    scale: float32 [], the loss scale; 1 without one.
   """
 
-  bins: tf.Tensor  # int32 [n * 512]: for each exponent, without zeros; then the zeros
-  largest: tf.Tensor  # float32 [n]: the largest finite magnitudes, -inf if empty
-  magnitude: tf.Tensor  # float32 [n]: the sum of the magnitudes; zeros without terms
-  magnitude_of_terms: tf.Tensor  # float32 [n]: the same of the terms of the values
-  number_of_terms: tf.Tensor  # int32 []: of all values of one tensor
-  scale: tf.Tensor  # float32 []
+  bins: tf.Tensor
+  largest: tf.Tensor
+  magnitude: tf.Tensor
+  magnitude_of_terms: tf.Tensor
+  number_of_terms: tf.Tensor
+  scale: tf.Tensor
 
 
 def _measure(measured: List[Measured]) -> GradientRange:
-  """Returns the ranges of tensors, stacked; zeros for those in branches that are not
-  executed.
+  """Builds the ops that count the values of tensors.
+
+      for each group of tensors that may be stacked:
+        count them together, in the branch in which they are computed
+        outside of the branch, zeros stand for the counts if it is not executed
+      bring the counts in the order of `measured`, and compute shares from them
+
+  Returns:
+    The ranges, each field stacked; () for each without tensors.
   """
   if not measured:
     return GradientRange(*[()] * len(GradientRange._fields))
-  terms = [
-    dataflow.terms_of(item.tensor) if item.scale is not None else []
-    for item in measured
-  ]
+  terms: List[List[tf.Tensor]] = []  # of each tensor
+  for item in measured:
+    # The terms of a passed gradient are not of its scale.
+    terms.append([] if item.scale is None else dataflow.terms_of(item.tensor))
   are_dead = dead_tensors.may_be_dead(item.tensor for item in measured)
   groups: Dict[Hashable, List[int]] = collections.defaultdict(list)
   for index, (item, is_dead) in enumerate(zip(measured, are_dead)):
-    groups[index if is_dead else _stacking_keys(item, terms[index])].append(index)
+    # Tensors of a branch are not stacked: each has an index of its own as the key.
+    key = index if is_dead else _stacking_key(item, terms[index])
+    groups[key].append(index)
   with tf.name_scope("gradient_ranges"):
     counter = _Counter()
     counted: List[_Counts] = []
     for group in groups.values():
-      with contexts.enter(contexts.of_outputs(measured[group[0]].tensor.op)):
-        counts = counter.count(
-          [measured[index] for index in group], [terms[index] for index in group]
-        )
+      items = [measured[index] for index in group]
+      branch = contexts.of_outputs(items[0].tensor.op)
+      with contexts.enter(branch):
+        counts = counter.count(items, [terms[index] for index in group])
       is_dead = are_dead[group[0]]
-      counted.append(
-        _Counts(
-          *[dead_tensors.merge_out_of_branches(each, 0, is_dead) for each in counts]
-        )
-      )
-    return _ranges(_in_order(counted, list(groups.values())))
+      outside = [
+        dead_tensors.merge_out_of_branches(each, 0, is_dead) for each in counts
+      ]
+      counted.append(_Counts(*outside))
+    in_order = _in_order(counted, list(groups.values()))
+    return _ranges(in_order)
 
 
 def _in_order(counted: List[_Counts], groups: List[List[int]]) -> _Counts:
@@ -386,13 +454,12 @@ def _in_order(counted: List[_Counts], groups: List[List[int]]) -> _Counts:
   )
 
 
-def _stacking_keys(item: Measured, terms: List[tf.Tensor]) -> Hashable:
+def _stacking_key(item: Measured, terms: List[tf.Tensor]) -> Hashable:
   """Returns a key that tensors share which may be stacked: small ones of one shape,
-  with the same scale.
+  with the same scale, whose terms are small and of one shape, too.
   """
-  found: List[Hashable] = [
-    None if item.scale is None else lineage.tensor_key(item.scale)
-  ]
+  scale_key = None if item.scale is None else lineage.tensor_key(item.scale)
+  found: List[Hashable] = [scale_key]
   for tensor in [item.tensor, *terms]:
     if finite_check.is_small(tensor):
       found.append((tensor.dtype, tuple(tensor.shape.as_list()), tensor.device))
@@ -403,9 +470,10 @@ def _stacking_keys(item: Measured, terms: List[tf.Tensor]) -> Hashable:
 
 def _ranges(counted: _Counts) -> GradientRange:
   """Returns stacked ranges from the counts of all tensors, as `_in_order` returns
-  them.
+  them. Shares are of all values, with zeros and those that are not finite.
   """
-  zeros, counts = counted.bins[:, 256:257], counted.bins[:, :256]
+  zeros = counted.bins[:, 256:257]
+  counts = counted.bins[:, :256]
   exponents = tf.concat([counts[:, :1] + zeros, counts[:, 1:]], axis=1)
   total = tf.cast(tf.maximum(tf.reduce_sum(exponents, axis=1), 1), tf.float64)
 
@@ -413,7 +481,8 @@ def _ranges(counted: _Counts) -> GradientRange:
     return tf.cast(tf.reduce_sum(numbers, axis=1), tf.float64) / total
 
   largest = tf.maximum(counted.largest, 0.0)  # -inf of an empty tensor becomes 0
-  bits, nonfinite = tf.bitcast(largest, tf.int32), counts[:, 255]
+  bits = tf.bitcast(largest, tf.int32)
+  nonfinite = counts[:, 255]
   exponent = tf.bitwise.right_shift(bits, 23)
   fraction = tf.bitwise.bitwise_and(bits, 0x7FFFFF)
   # 65504 is 0x1.FFCp15
@@ -432,8 +501,8 @@ def _ranges(counted: _Counts) -> GradientRange:
 
 
 def _is_noise(counted: _Counts, total: tf.Tensor) -> tf.Tensor:
-  """Returns bool [n], whether the terms of each tensor cancel; `total` [n] is the number
-  of its values.
+  """Returns bool [n], whether the terms of each tensor cancel; `total` [n] is the
+  number of its values.
 
   With n terms for each value, that is
 
@@ -453,33 +522,37 @@ def _is_noise(counted: _Counts, total: tf.Tensor) -> tf.Tensor:
 class _Counter:
   """Counts the values of tensors. Its ops share constants, which would otherwise be
   half of all ops.
+
+      rows = magnitudes of each tensor in a row, float32
+      bin = its exponent (the bits above the fraction), or 256 for a zero
+      bins = the number of values in each bin, for each row
+      largest = the largest finite magnitude of each row
+      magnitude, magnitude_of_terms = sums of the rows, and of those of the terms
   """
 
   def __init__(self) -> None:
-    self._zero, self._unscaled, self._shift, self._bin_of_zeros = map(
-      tf.constant, (0.0, 1.0, 23, 256)
-    )
-    self._row, self._axis = tf.constant([1, -1]), tf.constant([1])
-    self._bins, self._no_weights = tf.constant(_BINS), tf.zeros([0], tf.int32)
-    self._no_sum, self._no_terms = tf.zeros([1]), tf.constant(0)
+    self._zero = tf.constant(0.0)
+    self._unscaled = tf.constant(1.0)
+    self._shift = tf.constant(23)  # the bits of the fraction of a float32
+    self._bin_of_zeros = tf.constant(256)
+    self._row = tf.constant([1, -1])
+    self._axis = tf.constant([1])
+    self._bins = tf.constant(_BINS)
+    self._no_weights = tf.zeros([0], tf.int32)
+    self._no_sum = tf.zeros([1])
+    self._no_terms = tf.constant(0)
 
   def count(self, items: List[Measured], terms: List[List[tf.Tensor]]) -> _Counts:
     """Counts the values of n tensors of the same dtype, shape and scale, with the terms
     of each. All ops have GPU kernels for their dtypes.
     """
-    rows, size = self._magnitudes([item.tensor for item in items]), len(items)
-    bits = tf.bitcast(rows, tf.int32)
-    bins = tf.raw_ops.RightShift(x=bits, y=self._shift)
-    bin_of_zeros, all_bins = self._bin_of_zeros, self._bins
-    if size > 1:
-      offsets = tf.constant(_BINS * np.arange(size, dtype=np.int32)[:, np.newaxis])
-      bins = tf.bitwise.bitwise_or(bins, offsets)
-      bin_of_zeros, all_bins = 256 + offsets, tf.constant(_BINS * size)
-    bins = tf.where_v2(tf.cast(bits, tf.bool), bins, bin_of_zeros)
-    counts = tf.raw_ops.Bincount(arr=bins, size=all_bins, weights=self._no_weights)
+    size = len(items)
+    rows = self._magnitudes([item.tensor for item in items])
+    bins = self._count_bins(rows, size)
     finite = tf.where_v2(tf.is_finite(rows), rows, self._zero)
     largest = tf.raw_ops.Max(input=finite, axis=self._axis)
-    magnitude = magnitude_of_terms = self._no_sum if size == 1 else tf.zeros([size])
+    magnitude = self._no_sum if size == 1 else tf.zeros([size])
+    magnitude_of_terms = magnitude
     number_of_terms = self._no_terms
     if terms[0]:
       magnitude = tf.raw_ops.Sum(input=rows, axis=self._axis)
@@ -487,15 +560,37 @@ class _Counter:
       rows_of_terms = tf.concat(parts, axis=1) if len(parts) > 1 else parts[0]
       magnitude_of_terms = tf.raw_ops.Sum(input=rows_of_terms, axis=self._axis)
       number_of_terms = _length_of_row(rows_of_terms)
-    counts.set_shape([_BINS * size])  # which TensorFlow does not know in a branch
+    # which TensorFlow does not know in a branch
+    bins.set_shape([_BINS * size])
     for values in (largest, magnitude, magnitude_of_terms):
       values.set_shape([size])
     scale = self._unscaled
     if items[0].scale is not None:
       scale = tf.cast(items[0].scale, tf.float32)
     return _Counts(
-      counts, largest, magnitude, magnitude_of_terms, number_of_terms, scale
+      bins=bins,
+      largest=largest,
+      magnitude=magnitude,
+      magnitude_of_terms=magnitude_of_terms,
+      number_of_terms=number_of_terms,
+      scale=scale,
     )
+
+  def _count_bins(self, rows: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns how many values are in each bin, int32 [size * 512], from magnitudes in
+    `size` rows. Each row has 512 bins of its own.
+    """
+    bits = tf.bitcast(rows, tf.int32)
+    bins = tf.raw_ops.RightShift(x=bits, y=self._shift)
+    bin_of_zeros, number_of_bins = self._bin_of_zeros, self._bins
+    if size > 1:
+      offsets = tf.constant(_BINS * np.arange(size, dtype=np.int32)[:, np.newaxis])
+      bins = tf.bitwise.bitwise_or(bins, offsets)
+      bin_of_zeros = 256 + offsets
+      number_of_bins = tf.constant(_BINS * size)
+    is_nonzero = tf.cast(bits, tf.bool)
+    bins = tf.where_v2(is_nonzero, bins, bin_of_zeros)
+    return tf.raw_ops.Bincount(arr=bins, size=number_of_bins, weights=self._no_weights)
 
   def _magnitudes(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the magnitudes of the values of each tensor in a row, float32."""
@@ -508,6 +603,10 @@ class _Counter:
 
 
 def _length_of_row(rows: tf.Tensor) -> tf.Tensor:
-  """Returns the second dimension of a matrix; if it is unknown, of one with one row."""
+  """Returns the second dimension of a matrix, int32 []. If it is not known statically,
+  the matrix has one row: only tensors of known shapes are stacked.
+  """
   length = rows.shape.as_list()[1]
-  return tf.size(rows) if length is None else tf.constant(length)
+  if length is None:
+    return tf.size(rows)
+  return tf.constant(length)

@@ -27,17 +27,26 @@ class LossScaleStalledError(RuntimeError):
 
 
 class _Watched(NamedTuple):
-  """A train op, and what to fetch with it."""
+  """A train op, and what to fetch with it.
+
+  Attributes:
+    train_op: the train op.
+    status: float32 [3]: 1 if the step is attempted, 1 if it is skipped, the loss scale
+      after it.
+    observed: the tensors that show why a step is skipped.
+  """
 
   train_op: tf.Operation
-  # float32 [3]: whether the step is attempted, whether it is skipped, the scale after
-  # it
   status: tf.Tensor
   observed: List[stall.Observed]
 
   def computed_by(self, run: runs.Run) -> List[stall.Observed]:
     """Returns what is observed and computed in a run."""
     return [each for each in self.observed if run.computes(each.tensor)]
+
+  def of_part(self, part: str) -> List[tf.Tensor]:
+    """Returns the observed tensors of a part, such as "forward"."""
+    return [each.tensor for each in self.observed if each.part == part]
 
 
 class LossScaleHook(tf.train.SessionRunHook):
@@ -46,10 +55,35 @@ class LossScaleHook(tf.train.SessionRunHook):
 
   Warns if the backward pass is in float32 only, where loss scaling has no use, unless
   `auto_mixed_precision` is on; if trained variables are float16; and of exponentials
-  and sums of squares in float16 (`float16_ops`). Counts the Session
-  runs that execute a train op of the optimizer, and ignores evaluations. Each counted
-  run fetches three more numbers. The run that completes a stall also fetches the values
-  of both passes, to the host.
+  and sums of squares in float16 (`float16_ops`).
+
+      for each Session run that executes a train op:  # an evaluation does not count
+        fetch whether the step is attempted and skipped, and the scale after it
+        count it; log a line if the scale changed or the interval ends
+        if it may complete a stall: fetch the values of both passes to the host, too
+        if max_consecutive_skips steps in a row were skipped, or min_scale_patience
+            without a lower scale:
+          raise, stop or warn, with what is not finite, and what to do
+
+  An example, with a Session of the program's own:
+
+      >>> import tensorflow.compat.v1 as tf
+      >>> import mp_compat
+      >>> with tf.Graph().as_default(), tf.Session() as sess:
+      ...   factor = tf.placeholder(tf.float32, [])
+      ...   weight = tf.get_variable("weight", [], use_resource=True)
+      ...   opt = mp_compat.MixedPrecisionLossScaleOptimizer(
+      ...     tf.train.GradientDescentOptimizer(0.1), "dynamic"
+      ...   )
+      ...   train_op = opt.minimize(factor * weight)
+      ...   hook = mp_compat.LossScaleHook(opt)
+      ...   hook.begin()
+      ...   sess.run(tf.global_variables_initializer())
+      ...   for value in (1.0, float("inf")):
+      ...     _ = hook.run(sess, train_op, {factor: value})
+      ...   hook.end(sess)
+      >>> print(hook.attempted, hook.skipped)
+      2 1
 
   Attributes:
     attempted: the number of attempted steps, an int.
@@ -82,9 +116,10 @@ class LossScaleHook(tf.train.SessionRunHook):
       min_scale_patience: the number of consecutive skipped steps without a lower scale
         that is a stall, too; an int of at least 1. If the loss scale's
         `overflow_tolerance` is larger, that is used.
-      output_dir: the directory for event files, for TensorBoard: `loss_scale_hook/scale`
-        and `loss_scale_hook/skipped_steps` over attempted steps. None writes no files. If one
-        cannot be written, the hook logs a warning, and the run goes on.
+      output_dir: the directory for event files, for TensorBoard:
+        `loss_scale_hook/scale` and `loss_scale_hook/skipped_steps` over attempted
+        steps. None writes no files. If one cannot be written, the hook logs a warning,
+        and the run goes on.
       counters_in_graph: whether to store the counts of attempted and skipped steps in
         two int64 variables of the graph, under `loss_scale_hook/`. Checkpoints then
         include the counts, and one without them cannot be restored.
@@ -94,10 +129,9 @@ class LossScaleHook(tf.train.SessionRunHook):
         lines are passed.
     """
     if on_stall not in ON_STALL:
+      choices = ", ".join(map(repr, ON_STALL))
       raise ValueError(
-        "on_stall must be one of {}, but got {!r}.".format(
-          ", ".join(map(repr, ON_STALL)), on_stall
-        )
+        "on_stall must be one of {}, but got {!r}.".format(choices, on_stall)
       )
     if every_n_secs is not None and every_n_steps not in (None, 100):  # the default
       raise ValueError(
@@ -113,9 +147,13 @@ class LossScaleHook(tf.train.SessionRunHook):
       every_n_steps = arguments.positive_int("every_n_steps", every_n_steps)
       interval = step_counter.Interval(steps=every_n_steps)
     self._steps = step_counter.StepCounter(
-      arguments.positive_int("max_consecutive_skips", max_consecutive_skips),
-      arguments.positive_int("min_scale_patience", min_scale_patience),
-      interval,
+      max_consecutive_skips=arguments.positive_int(
+        "max_consecutive_skips", max_consecutive_skips
+      ),
+      min_scale_patience=arguments.positive_int(
+        "min_scale_patience", min_scale_patience
+      ),
+      interval=interval,
     )
     self._on_stall = on_stall
     self._output_dir = output_dir
@@ -132,42 +170,36 @@ class LossScaleHook(tf.train.SessionRunHook):
     return self._steps.skipped
 
   def begin(self) -> None:
+    """Finds the train ops of the optimizer, and builds what to fetch with each."""
     steps = reports.train_steps(self._optimizer)
     self._name = steps[0].train_op.name
     readable = [step for step in steps if reports.is_readable(step)]
-    self._float16_variables = [
-      name
-      for step in readable
-      for name, values in reports.passed_gradients(step)
-      if values.dtype == tf.float16
-    ]
+    self._float16_variables: List[str] = []
+    for step in readable:
+      for name, values in reports.passed_gradients(step):
+        if values.dtype == tf.float16:
+          self._float16_variables.append(name)
     overflow_tolerance = getattr(self._optimizer.loss_scale, "overflow_tolerance", 1)
     patience = max(self._steps.min_scale_patience, overflow_tolerance)
     self._steps.min_scale_patience = patience
-    self._counters = (
-      self._make_counters() if self._counters_in_graph and readable else []
-    )
-    self._watched = [
-      _Watched(
-        step.train_op, self._make_status(reports.counts(step)), stall.observed(step)
-      )
-      for step in readable
-    ]
+    self._counters: List[tf.Variable] = []
+    if self._counters_in_graph and readable:
+      self._counters = self._make_counters()
+    self._watched: List[_Watched] = []
+    for step in readable:
+      status = self._make_status(reports.counts(step))
+      self._watched.append(_Watched(step.train_op, status, stall.observed(step)))
     self._scale = self._optimizer.loss_scale()
     self._events = event_files.EventFile("LossScaleHook", self._output_dir)
-    self._warn([step.train_op.name for step in steps if not reports.is_readable(step)])
+    for step in steps:
+      if not reports.is_readable(step):
+        _warn_of_unreadable(step.train_op)
+    self._warn()
 
-  def _warn(self, not_readable: Iterable[str]) -> None:
-    """Logs warnings of train ops that cannot be observed, of float16 variables, and of
-    float32 backward passes.
+  def _warn(self) -> None:
+    """Logs warnings of float16 variables, of float16 ops that are likely to overflow,
+    and of float32 backward passes.
     """
-    for name in not_readable:
-      log.warn(
-        "The train op %s is inside a loop or a function, where hooks cannot count its "
-        "steps or see that they are skipped. If the global step stands still while the "
-        "loss scale falls, all steps are skipped.",
-        name,
-      )
     if self._float16_variables:
       text = (
         "LossScaleHook: %s trains float16 variables: %s. They lose small updates. "
@@ -176,32 +208,11 @@ class LossScaleHook(tf.train.SessionRunHook):
       )
       log.warn(text, self._name, range_history.enumeration(self._float16_variables, 5))
     for watched in self._watched:
-      forward = [each.tensor.op for each in watched.observed if each.part == "forward"]
-      names = [op.name for op in float16_ops.likely_to_overflow(forward)]
-      if names:
-        log.warn(
-          "LossScaleHook: the forward pass of %s computes exponentials, or sums of "
-          "squares, in float16: %s. They overflow from 11.1 on, and from 256 on, also "
-          "without an error: a layer normalization then returns zeros. Compute them in "
-          "float32.",
-          watched.train_op.name,
-          range_history.enumeration(names, 5),
-        )
+      _warn_of_float16_ops(watched)
     if auto_mixed_precision.is_enabled():
       return
-    for train_op, _, observed in self._watched:
-      backward = [each.tensor for each in observed if each.part == "backward"]
-      if backward and all(
-        each.dtype == tf.float32 and each.op.type not in dataflow.HIDING
-        for each in backward
-      ):
-        log.warn(
-          "LossScaleHook: the backward pass of %s has no float16 tensor. A program "
-          "that computes in float32 needs no loss scaling, unless TensorFlow's graph "
-          "rewrite casts it. Are the inputs and the variables of the model cast to "
-          "float16?",
-          train_op.name,
-        )
+    for watched in self._watched:
+      _warn_of_float32_backward(watched)
 
   def _make_counters(self) -> List[tf.Variable]:
     """Makes the variables of the attempted and the skipped steps where all workers find
@@ -218,13 +229,16 @@ class LossScaleHook(tf.train.SessionRunHook):
       ]
 
   def _make_status(self, counts: tf.Tensor) -> tf.Tensor:
-    """Returns what to fetch with a train op: the counts of its step, and the scale
-    after the step.
+    """Builds what to fetch with a train op, the `status` of `_Watched`; updates the
+    counters in the graph.
+
+    Args:
+      counts: int32 [2], whether the step is attempted and skipped.
     """
-    updates = [
-      counter.assign_add(tf.cast(count, tf.int64), read_value=False)
-      for counter, count in zip(self._counters, tf.unstack(counts))
-    ]
+    updates = []
+    for counter, count in zip(self._counters, tf.unstack(counts)):
+      added = tf.cast(count, tf.int64)
+      updates.append(counter.assign_add(added, read_value=False))
     with tf.control_dependencies([counts] + updates):
       scale = tf.cast(self._optimizer.loss_scale(), tf.float32)
     return tf.concat([tf.cast(counts, tf.float32), [scale]], axis=0)
@@ -232,6 +246,9 @@ class LossScaleHook(tf.train.SessionRunHook):
   def before_run(
     self, run_context: tf.train.SessionRunContext
   ) -> Optional[tf.train.SessionRunArgs]:
+    """Returns what to fetch with a run: the status of each train op that it executes,
+    and the values of both passes if it may complete a stall.
+    """
     run = runs.executed_by(run_context)
     executed = [each for each in self._watched if each.train_op in run.ops]
     if not executed:
@@ -243,9 +260,9 @@ class LossScaleHook(tf.train.SessionRunHook):
       self._read_state(run_context.session)
     fetches = {"statuses": [each.status for each in executed]}
     if self._steps.may_report_stall(len(executed)):
-      self._fetched = [
-        observed for each in executed for observed in each.computed_by(run)
-      ]
+      self._fetched: List[stall.Observed] = []
+      for each in executed:
+        self._fetched += each.computed_by(run)
       fetches["diagnoses"] = [each.fetch for each in self._fetched]
     return tf.train.SessionRunArgs(fetches)
 
@@ -254,12 +271,13 @@ class LossScaleHook(tf.train.SessionRunHook):
     may set them before it.
     """
     counts, scale = session.run([self._counters, self._scale])
-    self._steps.begin_session(float(scale), *map(int, counts))
+    self._steps.begin_session(float(scale), *[int(count) for count in counts])
     self._write()
 
   def after_run(
     self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
   ) -> None:
+    """Counts the steps of a run; reports a stall that it completes."""
     results = run_values.results or {"statuses": []}
     statuses = results["statuses"]
     if len(statuses):
@@ -269,9 +287,8 @@ class LossScaleHook(tf.train.SessionRunHook):
         self._count(float(scale), bool(skipped))
     if "diagnoses" not in results or not self._steps.reports_stall():
       return
-    self._events.write(
-      lambda writer: writer.flush()
-    )  # end() is not called after errors
+    # end() is not called after errors
+    self._events.write(lambda writer: writer.flush())
     text = self._describe_stall(zip(self._fetched, results["diagnoses"]))
     if self._on_stall == "raise":
       raise LossScaleStalledError(text)
@@ -351,18 +368,59 @@ class LossScaleHook(tf.train.SessionRunHook):
     """Returns text on the skipped steps, on what is not finite in the last one, and on
     what may be the reason.
     """
+    fixed_scales = (loss_scale.FixedLossScale,) + native.FIXED_LOSS_SCALES
     reason = ""
-    if isinstance(
-      self._optimizer.loss_scale,
-      (loss_scale.FixedLossScale,) + native.FIXED_LOSS_SCALES,
-    ):
+    if isinstance(self._optimizer.loss_scale, fixed_scales):
       reason = (
         'the fixed loss scale may be too large: lower it, or use "dynamic". Otherwise '
       )
     elif self._steps.may_still_fall():
-      reason = "the scale may still be too large: begin with a lower one, or allow more skips. Otherwise "
+      reason = (
+        "the scale may still be too large: begin with a lower one, or allow more "
+        "skips. Otherwise "
+      )
     text = self._steps.describe_stall(self._name)
     return text + stall.describe(values, self._float16_variables, reason)
+
+
+def _warn_of_unreadable(train_op: tf.Operation) -> None:
+  """Logs a warning of a train op whose steps cannot be counted."""
+  log.warn(
+    "The train op %s is inside a loop or a function, where hooks cannot count its "
+    "steps or see that they are skipped. If the global step stands still while the "
+    "loss scale falls, all steps are skipped.",
+    train_op.name,
+  )
+
+
+def _warn_of_float16_ops(watched: _Watched) -> None:
+  """Logs a warning of ops of the forward pass that are likely to overflow."""
+  forward = [tensor.op for tensor in watched.of_part("forward")]
+  names = [op.name for op in float16_ops.likely_to_overflow(forward)]
+  if names:
+    log.warn(
+      "LossScaleHook: the forward pass of %s computes exponentials, or sums of "
+      "squares, in float16: %s. They overflow from 11.1 on, and from 256 on, also "
+      "without an error: a layer normalization then returns zeros. Compute them in "
+      "float32.",
+      watched.train_op.name,
+      range_history.enumeration(names, 5),
+    )
+
+
+def _warn_of_float32_backward(watched: _Watched) -> None:
+  """Logs a warning if a backward pass is known, and is in float32 only."""
+  backward = watched.of_part("backward")
+  for tensor in backward:
+    if tensor.dtype != tf.float32 or tensor.op.type in dataflow.HIDING:
+      return
+  if backward:
+    log.warn(
+      "LossScaleHook: the backward pass of %s has no float16 tensor. A program that "
+      "computes in float32 needs no loss scaling, unless TensorFlow's graph rewrite "
+      "casts it. Are the inputs and the variables of the model cast to float16?",
+      watched.train_op.name,
+    )
 
 
 class StopAtAttemptHook(tf.train.SessionRunHook):
@@ -396,8 +454,8 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
       if reports.is_run_by_queue(step):
         raise ValueError(
           "StopAtAttemptHook cannot count the steps of {}: a queue runner runs it, as "
-          "that of SyncReplicasOptimizer. Count the Session runs of each worker instead, "
-          "or watch opt.loss_scale().".format(step.train_op.name)
+          "that of SyncReplicasOptimizer. Count the Session runs of each worker "
+          "instead, or watch opt.loss_scale().".format(step.train_op.name)
         )
       if not reports.is_readable(step):
         raise ValueError(
@@ -416,6 +474,7 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
   def after_run(
     self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
   ) -> None:
-    self._remaining -= sum(int(attempted) for attempted, _ in run_values.results or [])
+    for attempted, _ in run_values.results or []:
+      self._remaining -= int(attempted)
     if self._remaining <= 0:
       run_context.request_stop()

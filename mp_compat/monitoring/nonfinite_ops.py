@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Explains why an op has a result that is not finite: computes it again in float64."""
 
-from typing import List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -50,16 +50,28 @@ UNKNOWN = "unknown"  # It cannot be computed again.
 
 
 class Explanation(NamedTuple):
-  """Why the result of an op is not finite."""
+  """Why the result of an op is not finite.
 
-  cause: str  # one of the constants above
-  text: str = ""  # what the op does, if the cause is UNDEFINED
+  Attributes:
+    cause: one of the constants above, such as `OVERFLOW`.
+    text: what the op does, to follow its name, if the cause is `UNDEFINED`.
+  """
+
+  cause: str
+  text: str = ""
 
 
 def explain(
   tensor: tf.Tensor, values: np.ndarray, inputs: Sequence[Optional[np.ndarray]]
 ) -> Explanation:
   """Returns why some values of an op's result are not finite.
+
+      no inputs                          -> INPUT; OVERFLOW for a float16 constant
+      an input is unknown, or not finite -> UNKNOWN
+      the op gets values of others       -> RECEIVED
+      exact = the result, computed again in float64
+      a value is not finite in either    -> UNDEFINED
+      otherwise                          -> OVERFLOW
 
   Args:
     tensor: the result.
@@ -68,20 +80,20 @@ def explain(
   """
   op = tensor.op
   if not len(op.inputs):
-    is_constant = op.type == "Const" and tensor.dtype == tf.float16
-    return Explanation(OVERFLOW if is_constant else INPUT)
-  known = [each for each in inputs if each is not None]
-  if len(known) < len(inputs) or not all(_is_finite(each).all() for each in known):
+    is_float16_constant = op.type == "Const" and tensor.dtype == tf.float16
+    return Explanation(OVERFLOW if is_float16_constant else INPUT)
+  finite = [each for each in inputs if each is not None and _is_finite(each).all()]
+  if len(finite) < len(inputs):
     return Explanation(UNKNOWN)
   if op.type.startswith(_RECEIVING):
     return Explanation(RECEIVED)
-  exact = in_float64(op, known, tensor.value_index)
+  exact = in_float64(op, finite, tensor.value_index)
   if exact is None or exact.shape != np.shape(values):
     return Explanation(UNKNOWN)
   undefined = ~_is_finite(values) & ~_is_finite(exact)
   if not undefined.any():
     return Explanation(OVERFLOW)
-  return Explanation(UNDEFINED, _describe(op.type, known))
+  return Explanation(UNDEFINED, _describe(op.type, finite))
 
 
 def _describe(op_type: str, inputs: Sequence[np.ndarray]) -> str:
@@ -105,40 +117,60 @@ def _is_finite(values: np.ndarray) -> np.ndarray:
 def in_float64(
   op: tf.Operation, inputs: Sequence[np.ndarray], index: int
 ) -> Optional[np.ndarray]:
-  """Returns an output of an op, computed in float64 on the CPU from values of its
-  inputs; None if TensorFlow has no such kernel.
+  """Computes an op again in float64, on the CPU.
+
+  Args:
+    op: the op.
+    inputs: the values of its inputs.
+    index: the index of the output.
+
+  Returns:
+    The values of this output; None if TensorFlow has no such kernel.
   """
   definition = tf.GraphDef()
   definition.versions.CopyFrom(op.graph.graph_def_versions)
-  feeds = {}
+  feeds: Dict[str, np.ndarray] = {}
   names: List[str] = []
   for place, (tensor, values) in enumerate(zip(op.inputs, inputs)):
     dtype = tf.as_dtype(_wider(tensor.dtype.base_dtype.as_datatype_enum))
     name = "input_{}".format(place)
-    node = definition.node.add(name=name, op="Placeholder")
-    node.attr["dtype"].type = dtype.as_datatype_enum
+    placeholder = definition.node.add(name=name, op="Placeholder")
+    placeholder.attr["dtype"].type = dtype.as_datatype_enum
     names.append(name)
     feeds[name + ":0"] = np.asarray(values).astype(dtype.as_numpy_dtype)
-  node = definition.node.add()
-  node.CopyFrom(op.node_def)
-  del node.input[:]
-  node.input.extend(names)
-  node.name, node.device = "exact", ""
-  for attribute in node.attr.values():
-    if attribute.HasField("type"):
-      attribute.type = _wider(attribute.type)
-  for key in [key for key in node.attr if key.startswith("_")]:
-    del node.attr[key]
+  _add_in_float64(definition, op, names)
+  config = tf.ConfigProto(device_count={"GPU": 0})
   try:
     with tf.Graph().as_default() as graph:
       tf.import_graph_def(definition, name="")
-      with tf.Session(
-        graph=graph, config=tf.ConfigProto(device_count={"GPU": 0})
-      ) as sess:
+      with tf.Session(graph=graph, config=config) as sess:
         return sess.run("exact:{}".format(index), feeds)
   except (tf.errors.OpError, TypeError, ValueError):
     return None
 
 
+def _add_in_float64(
+  definition: tf.GraphDef, op: tf.Operation, inputs: Sequence[str]
+) -> None:
+  """Adds a copy of an op to a graph definition, named "exact", with wider dtypes and
+  the names of other inputs; without its device, and without attributes of its graph.
+  """
+  node = definition.node.add()
+  node.CopyFrom(op.node_def)
+  del node.input[:]
+  node.input.extend(inputs)
+  node.name = "exact"
+  node.device = ""
+  for attribute in node.attr.values():
+    if attribute.HasField("type"):
+      attribute.type = _wider(attribute.type)
+  for key in list(node.attr):
+    if key.startswith("_"):
+      del node.attr[key]
+
+
 def _wider(datatype: int) -> int:
+  """Returns the enum of float64 or complex128 for that of a smaller such dtype; others
+  as they are.
+  """
   return _WIDER.get(datatype, datatype)

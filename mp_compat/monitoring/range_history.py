@@ -34,131 +34,204 @@ SHOWN = 4
 
 
 class Format(NamedTuple):
-  """The range of a number format, as binary exponents."""
+  """The range of a number format, as binary exponents.
+
+  Attributes:
+    name: the name of its dtype.
+    lowest: the exponent of the smallest number, a subnormal one.
+    highest: the exponent of the largest number.
+  """
 
   name: str
-  lowest: int  # of the smallest number
-  highest: int  # of the largest number
+  lowest: int
+  highest: int
 
 
-FLOAT16, BFLOAT16 = Format("float16", -24, 15), Format("bfloat16", -133, 127)
+FLOAT16 = Format("float16", lowest=-24, highest=15)
+BFLOAT16 = Format("bfloat16", lowest=-133, highest=127)
 
 
 class Bounds(NamedTuple):
   """The loss scales that fit: from 2**low to 2**high, at least 1; none if `low` is
   above `high`.
+
+  Attributes:
+    low: below 2**low, more than 1% of the sum of magnitudes of the tensor `smallest` is
+      below the smallest number.
+    high: above 2**high, the tensor `largest` is not finite.
+    smallest: the name of the tensor that needs the largest scale; "" for none.
+    largest: the name of the tensor that needs the smallest scale.
   """
 
-  # below, more than 1% of the sum of magnitudes of the tensor `smallest` is below the
-  # smallest number
   low: int
-  high: int  # above, the tensor `largest` is not finite
+  high: int
   smallest: str
   largest: str
 
 
-class Advice(NamedTuple):
-  """What the recorded gradients say about loss scaling."""
+class BoundsOfStep(NamedTuple):
+  """The bounds that one record gives.
 
-  # "none", "fixed", "dynamic"; "float32" if no scale fits; "unknown" if the records do
-  # not suffice
+  Attributes:
+    step: the step of the record.
+    bounds: the loss scales that fit.
+  """
+
+  step: int
+  bounds: Bounds
+
+
+class Advice(NamedTuple):
+  """What the recorded gradients say about loss scaling.
+
+  Attributes:
+    kind: "none", "fixed", "dynamic"; "float32" if no scale fits; "unknown" if the
+      records do not suffice.
+    low: from 2**low to 2**high, all records are finite and keep 99% of each tensor's
+      magnitude.
+    high: see `low`; if `low` is above `high`, no scale does so.
+    text: what to do; the range; what else is to be considered.
+  """
+
   kind: str
-  # from 2**low to 2**high, all records are finite and keep 99% of each tensor's
-  # magnitude;
   low: int
-  high: int  # if `low` is above `high`, no scale does so
-  text: str  # what to do; the range; what else is to be considered
+  high: int
+  text: str
 
 
 class Tensor:
   """One tensor in all records. Its values count where all of them are finite, divided
   by the loss scale.
+
+  Attributes:
+    is_selected: whether the advice is for the tensor.
+    is_recorded: whether all of its values were finite in any record.
+    format: the number format that is to represent its values: bfloat16 where that is
+      its dtype.
+    is_lost_unscaled: whether the values vanish when they are rounded to float16 without
+      a loss scale, as the gradient of a float16 variable is before it is applied.
+    may_vanish: whether some values vanish at a scale of 1, or may do so.
+    exponents: the number of nonzero values by binary exponent, without a scale.
+    bounds: the scales that fit all records; None without nonzero values.
   """
 
   def __init__(self) -> None:
-    self.is_selected = False  # whether the advice is for the tensor
-    self.is_recorded = False  # whether all of its values were finite in any record
-    # the number format that is to represent its values: bfloat16 where that is its
-    # dtype
+    self.is_selected = False
+    self.is_recorded = False
     self.format = FLOAT16
-    # whether the values vanish when they are rounded to float16 without a loss scale,
-    # as the gradient of a float16 variable is before it is applied
     self.is_lost_unscaled = False
-    self.may_vanish = False  # whether some values vanish at a scale of 1, or may do so
-    # the number of nonzero values by binary exponent
+    self.may_vanish = False
     self.exponents: Counter[int] = collections.Counter()
-    self.bounds: Optional[Bounds] = (
-      None  # the scales that fit all records; None without nonzero values
-    )
+    self.bounds: Optional[Bounds] = None
     # The exponents of the largest scales at which float16 values were at the lower end
     # of its range, at which all of them were zeros, and at which neither was so; -1 if
     # there is none that is at least 1.
-    self._cut_off = self._zero = self._complete = -1
+    self._cut_off = -1
+    self._zero = -1
+    self._complete = -1
 
   def add(self, name: str, values: Record, scale: float) -> Optional[Bounds]:
-    """Adds the values of one step, the tensor `name` in a record; returns the scales
-    that fit them.
+    """Adds the values of one step.
+
+        if values are not finite: they do not count
+        note whether values may vanish at a scale of 1
+        note at which scale all are zeros, or the smallest are cut off
+        exponents += exponents of the values divided by `scale`
+        bounds = those that fit these values, too
+
+    Args:
+      name: the name of the tensor.
+      values: the tensor in a record.
+      scale: the loss scale of the values, positive and finite.
+
+    Returns:
+      The scales that fit the values; None if they are not finite, or all zeros.
     """
-    exponents = {
-      int(exponent): int(count)
-      for exponent, count in values["exponents"].items()
-      if count
-    }
+    exponents = _nonzero_counts(values["exponents"])
     exact_shift = math.log2(scale)
     shift = round(exact_shift)
-    is_float16 = values["dtype"] == "float16"
     self.is_selected = bool(values["selected"])
     self.format = BFLOAT16 if values["dtype"] == "bfloat16" else FLOAT16
     if int(values["nonfinite"]):
       return None  # What is finite is what an overflow happened to leave.
     self.is_recorded = True
+    is_float16 = values["dtype"] == "float16"
     zeros = int(values["zeros"]) if is_float16 else 0
     is_noise = bool(values["noise"])  # then no scale is too small
     if not is_noise:
       self._note_vanishing(exponents, zeros, shift)
     if not exponents:
-      if zeros and not is_noise:
-        self._zero = max(self._zero, shift)
       return None
     kept = math.inf if is_noise else _lowest_kept(exponents)
-    if (
-      is_float16
-      and min(exponents) >= FLOAT16.lowest
-      and kept < FLOAT16.lowest + CUT_OFF
-    ):
+    is_cut_off = is_float16 and _is_cut_off(exponents, kept)
+    if is_cut_off:
       self._cut_off = max(self._cut_off, shift)
     else:
       self._complete = max(self._complete, shift)
-    self.exponents.update(
-      {exponent - shift: count for exponent, count in exponents.items()}
-    )
-    low = self.format.lowest - kept + math.ceil(exact_shift)
-    low = int(min(max(low, 0), LARGEST_SCALE))
+    unscaled = {exponent - shift: count for exponent, count in exponents.items()}
+    self.exponents.update(unscaled)
+    low, high = self._fitting_scales(kept, max(exponents), exact_shift)
     # Old files do not say in which dtype a gradient is applied.
     if low > 0 and values.get("applied") == "float16":
       self.is_lost_unscaled = True
-    high = self.format.highest - max(exponents) + math.floor(exact_shift)
-    found = Bounds(low, min(high, LARGEST_SCALE), name, name)
+    found = Bounds(low, high, smallest=name, largest=name)
     self.bounds = _intersection([self.bounds, found])
     return found
 
+  def _fitting_scales(
+    self, lowest: float, highest: int, exact_shift: float
+  ) -> Tuple[int, int]:
+    """Returns the exponents of the smallest and the largest scale that fit values.
+
+    Args:
+      lowest: the exponent of the smallest values to keep; inf to keep none.
+      highest: the exponent of the largest values.
+      exact_shift: the binary logarithm of the scale that these values have.
+    """
+    low = self.format.lowest - lowest + math.ceil(exact_shift)
+    low = int(min(max(low, 0), LARGEST_SCALE))
+    high = self.format.highest - highest + math.floor(exact_shift)
+    return low, min(high, LARGEST_SCALE)
+
   def _note_vanishing(self, exponents: Dict[int, int], zeros: int, shift: int) -> None:
-    """Notes whether values at a scale of 2**shift may vanish at a scale of 1."""
+    """Notes whether values at a scale of 2**shift may vanish at a scale of 1, and
+    whether all of them are zeros.
+    """
+    if zeros and not exponents:
+      self._zero = max(self._zero, shift)
     smallest = self.format.lowest + shift
     vanishing = sum(n for exponent, n in exponents.items() if exponent < smallest)
-    vanishing += zeros if shift < SHOWN else 0
-    if vanishing > VANISHING * (sum(exponents.values()) + zeros):
+    if shift < SHOWN:
+      vanishing += zeros
+    number_of_values = sum(exponents.values()) + zeros
+    if vanishing > VANISHING * number_of_values:
       self.may_vanish = True
 
   def doubtful_scale(self) -> Optional[int]:
     """Returns the exponent of the largest scale at which values may have become zeros;
-    None if others show them.
+    None if others show them: values at the same or a larger scale that are complete.
 
     Zeros are right where there are other values in any record, as after a layer of
     zeros was trained.
     """
     doubtful = self._cut_off if self.exponents else self._zero
     return doubtful if doubtful >= max(self._complete, 0) else None
+
+
+def _nonzero_counts(exponents: Record) -> Dict[int, int]:
+  """Returns the counts above 0 by exponent; JSON has exponents as strings."""
+  found: Dict[int, int] = {}
+  for exponent, count in exponents.items():
+    if count:
+      found[int(exponent)] = int(count)
+  return found
+
+
+def _is_cut_off(exponents: Dict[int, int], kept: float) -> bool:
+  """Returns whether values are at the lower end of float16's range, so that smaller
+  ones may have become zeros; `kept` is the lowest exponent that matters.
+  """
+  return min(exponents) >= FLOAT16.lowest and kept < FLOAT16.lowest + CUT_OFF
 
 
 def _lowest_kept(exponents: Dict[int, int]) -> int:
@@ -169,11 +242,12 @@ def _lowest_kept(exponents: Dict[int, int]) -> int:
     exponent: math.ldexp(count, exponent) for exponent, count in exponents.items()
   }
   tolerated = TOLERATED * sum(magnitudes.values())
-  return max(
-    e
-    for e in exponents
-    if sum(value for other, value in magnitudes.items() if other < e) <= tolerated
-  )
+  found = []
+  for lowest in exponents:
+    below = sum(value for other, value in magnitudes.items() if other < lowest)
+    if below <= tolerated:
+      found.append(lowest)
+  return max(found)
 
 
 def _intersection(bounds: Iterable[Optional[Bounds]]) -> Optional[Bounds]:
@@ -181,33 +255,39 @@ def _intersection(bounds: Iterable[Optional[Bounds]]) -> Optional[Bounds]:
   known = [each for each in bounds if each is not None]
   if not known:
     return None
-  lower, upper = (
-    max(known, key=lambda each: each.low),
-    min(known, key=lambda each: each.high),
-  )
+  lower = max(known, key=lambda each: each.low)
+  upper = min(known, key=lambda each: each.high)
   return Bounds(lower.low, upper.high, lower.smallest, upper.largest)
 
 
 class History:
-  """The ranges of a run."""
+  """The ranges of a run.
+
+  Attributes:
+    tensors: by name, from the loss to the inputs.
+    steps: the steps of the records, without those between them.
+    scale: the loss scale of the last record; 1 without any.
+    run: the number of the run that wrote the last record.
+    is_complete: whether all of the backward pass was measured.
+    overflows: of each record that was not finite, the scales below its scale.
+    below_skipped: the scales below the smallest one at which a step between the records
+      overflowed; None if none did.
+    bounds: the scales that fit all selected tensors of all finite records; None without
+      nonzero values.
+    conflict: of the records that no scale fits, the one whose bounds are farthest
+      apart; None if there is none.
+  """
 
   def __init__(self) -> None:
-    # by name, from the loss to the inputs
     self.tensors: Dict[str, Tensor] = collections.OrderedDict()
     self.steps: List[int] = []
-    self.scale = 1.0  # of the last record
-    self.run = 0  # the number of the run that wrote the last record
-    self.is_complete = True  # whether all of the backward pass was measured
-    # steps of records that were not finite; the scales below theirs
-    self.overflows: List[Tuple[int, Bounds]] = []
-    # the scales below the smallest one at which a step between the records overflowed
+    self.scale = 1.0
+    self.run = 0
+    self.is_complete = True
+    self.overflows: List[BoundsOfStep] = []
     self.below_skipped: Optional[Bounds] = None
-    self.bounds: Optional[Bounds] = (
-      None  # the scales that fit all selected tensors of all finite records
-    )
-    self.conflict: Optional[Tuple[int, Bounds]] = (
-      None  # the step of the worst record that no scale fits; its bounds
-    )
+    self.bounds: Optional[Bounds] = None
+    self.conflict: Optional[BoundsOfStep] = None
 
   @property
   def format(self) -> Format:
@@ -219,14 +299,16 @@ class History:
 
   def selected(self) -> List[Tuple[str, Tensor]]:
     """Returns the tensors that the advice is for, with their names."""
-    return [each for each in self.tensors.items() if each[1].is_selected]
+    return [
+      (name, tensor) for name, tensor in self.tensors.items() if tensor.is_selected
+    ]
 
   def add(self, record: Record) -> None:
-    """Adds a record, as GradientRangesHook makes it; ignores tensors whose scale is
-    neither None nor a positive number.
+    """Adds a record, as GradientRangesHook makes it.
 
-    Values without a scale count as if they were at a scale of 1. A record without
-    tensors is of a step between the others, with the scale at which it overflowed.
+    Ignores tensors whose scale is neither None nor a positive number. Values without a
+    scale count as if they were at a scale of 1. A record without tensors is of a step
+    between the others, with the scale at which it overflowed.
     """
     self.run = record["run"]
     if not record["tensors"]:
@@ -234,33 +316,47 @@ class History:
       return
     self.steps.append(record["step"])
     self.is_complete = self.is_complete and bool(record["complete"])
-    found, overflows = [], []
+    of_selected: List[Optional[Bounds]] = []
+    overflows: List[BoundsOfStep] = []
     for name, values in record["tensors"].items():
-      scale = 1.0 if values["scale"] is None else float(values["scale"])
+      is_scaled = values["scale"] is not None
+      scale = float(values["scale"]) if is_scaled else 1.0
       if not 0 < scale < math.inf:
         continue
-      bounds = self.tensors.setdefault(name, Tensor()).add(name, values, scale)
+      tensor = self.tensors.setdefault(name, Tensor())
+      bounds = tensor.add(name, values, scale)
       if values["selected"]:
-        found.append(bounds)
+        of_selected.append(bounds)
       if int(values["nonfinite"]):
-        high = LARGEST_SCALE if values["scale"] is None else _exponent_below(scale)
-        overflows.append((record["step"], Bounds(0, high, "", name)))
-      self.scale = self.scale if values["scale"] is None else scale
-    self.overflows.extend(overflows[:1])
-    bounds = _intersection(found)
+        high = _exponent_below(scale) if is_scaled else LARGEST_SCALE
+        below = Bounds(0, high, smallest="", largest=name)
+        overflows.append(BoundsOfStep(record["step"], below))
+      if is_scaled:
+        self.scale = scale
+    self.overflows.extend(overflows[:1])  # one for each record
+    fitting = _intersection(of_selected)
+    if fitting is not None:
+      self._add_bounds(record["step"], fitting)
+
+  def _add_bounds(self, step: int, bounds: Bounds) -> None:
+    """Adds the scales that fit all selected tensors of one record."""
     self.bounds = _intersection([self.bounds, bounds])
-    worst = self.conflict[1].low - self.conflict[1].high if self.conflict else 0
-    if bounds is not None and bounds.low - bounds.high > worst:
-      self.conflict = (record["step"], bounds)
+    worst = 0
+    if self.conflict is not None:
+      worst = self.conflict.bounds.low - self.conflict.bounds.high
+    if bounds.low - bounds.high > worst:
+      self.conflict = BoundsOfStep(step, bounds)
 
   def _add_skipped(self, step: int, scale: float) -> None:
+    """Adds a step between the records, which overflowed at `scale`."""
     if self.is_smallest_overflow(scale):
       name = "step {}, which overflowed".format(step)
-      self.below_skipped = Bounds(0, _exponent_below(scale), "", name)
+      high = _exponent_below(scale)
+      self.below_skipped = Bounds(0, high, smallest="", largest=name)
 
   def is_smallest_overflow(self, scale: float) -> bool:
-    """Returns whether a step that overflowed at a scale, a positive number or inf, is an
-    upper bound below those that are known.
+    """Returns whether a step that overflowed at a scale, a positive number or inf, is
+    an upper bound below those that are known.
     """
     if not 0 < scale < math.inf:
       return False
@@ -269,7 +365,7 @@ class History:
 
   def upper_bounds(self) -> List[Bounds]:
     """Returns the scales below those at which steps overflowed."""
-    found = [bounds for _, bounds in self.overflows]
+    found = [overflow.bounds for overflow in self.overflows]
     if self.below_skipped is not None:
       found.append(self.below_skipped)
     return found
@@ -289,28 +385,20 @@ def read_text(path: str) -> str:
 
 
 def read(text: str) -> History:
-  """Returns the history in lines of JSON, one for each record; raises ValueError if
-  there are lines, but no record.
+  """Returns the history in lines of JSON, one for each record.
 
   A later run may begin at an earlier step, because it restored a checkpoint, or is
   another one: the earlier runs' records from that step on are dropped. Damaged lines
   are skipped; a job that is killed leaves one.
+
+  Raises:
+    ValueError: If there are lines, but no record.
   """
   records: List[Record] = []
   lines = text.splitlines()
   for line in lines:
-    try:
-      record = json.loads(line)
-      record.update(run=int(record["run"]), step=int(record["step"]))
-      History().add(record)
-    except (
-      ArithmeticError,
-      AttributeError,
-      KeyError,
-      RecursionError,
-      TypeError,
-      ValueError,
-    ):
+    record = _parse(line)
+    if record is None:
       continue
     if records and records[-1]["run"] != record["run"]:
       records = [earlier for earlier in records if earlier["step"] < record["step"]]
@@ -325,10 +413,40 @@ def read(text: str) -> History:
   return history
 
 
+def _parse(line: str) -> Optional[Record]:
+  """Returns the record in a line of JSON; None if it is damaged."""
+  try:
+    record: Record = json.loads(line)
+    record.update(run=int(record["run"]), step=int(record["step"]))
+    History().add(record)  # shows whether all of its fields can be read
+  except (
+    ArithmeticError,
+    AttributeError,
+    KeyError,
+    RecursionError,
+    TypeError,
+    ValueError,
+  ):
+    return None
+  return record
+
+
 def advise(history: History) -> Optional[Advice]:
   """Returns advice on the loss scale; None without any record of nonzero values.
 
   docs/gradient_ranges.md says how it is derived.
+
+      >>> from mp_compat.monitoring import range_history
+      >>> values = {"selected": True, "dtype": "float16", "scale": 1024.0,
+      ...           "noise": False, "zeros": 0, "nonfinite": 0,
+      ...           "exponents": {"-20": 80, "-15": 20}}
+      >>> history = range_history.History()
+      >>> history.add(
+      ...   {"run": 1, "step": 7, "complete": True, "tensors": {"kernel": values}}
+      ... )
+      >>> advice = range_history.advise(history)
+      >>> print(advice.kind, advice.low, advice.high)
+      fixed 6 40
   """
   bounds = _intersection([history.bounds, *history.upper_bounds()])
   if bounds is None:
@@ -349,46 +467,59 @@ def advise(history: History) -> Optional[Advice]:
 
 def _describe_overflows(history: History) -> str:
   """Returns a sentence on the records that were not finite."""
-  steps = list(dict.fromkeys(str(step) for step, _ in history.overflows))
-  text = " Not finite: {} of {} records (step{} {}), first in {}; such steps must be skipped."
+  steps = list(dict.fromkeys(str(overflow.step) for overflow in history.overflows))
+  text = (
+    " Not finite: {} of {} records (step{} {}), first in {}; such steps must be "
+    "skipped."
+  )
   return text.format(
     len(history.overflows),
     len(history.steps),
     "s" if len(steps) > 1 else "",
     enumeration(steps, 5),
-    history.overflows[-1][1].largest,
+    history.overflows[-1].bounds.largest,
   )
 
 
 def _choose(history: History, bounds: Bounds) -> Tuple[str, str]:
-  """Returns the kind of advice, and two sentences: what to do, and why; `bounds` fit
-  all records.
+  """Returns the kind of advice, and two sentences: what to do, and why.
+
+      no record was finite            -> "unknown", or "float32" if no scale is left
+      values are lost without a scale -> "float32"
+      no scale fits one of the steps  -> "float32"
+      smaller values may be lost      -> "unknown": record with a larger scale
+      otherwise                       -> "none", "fixed" or "dynamic"
+
+  Args:
+    history: the records.
+    bounds: the scales that fit all of them, steps that overflowed included.
   """
   if history.bounds is None or len(history.overflows) == len(history.steps):
     return _without_finite_records(bounds)
   lost = [name for name, tensor in history.selected() if tensor.is_lost_unscaled]
   if lost:
     return "float32", (
-      "Store {} in float32, with custom_getter=mp_compat.float32_variable_storage_getter."
-      " No scale keeps 99% of the magnitude of these gradients, because they are rounded "
-      "to float16 after they are divided by the scale.".format(enumeration(lost, 5))
+      "Store {} in float32, with "
+      "custom_getter=mp_compat.float32_variable_storage_getter. No scale keeps 99% of "
+      "the magnitude of these gradients, because they are rounded to float16 after "
+      "they are divided by the scale.".format(enumeration(lost, 5))
     )
   if history.conflict:
-    step, worst = history.conflict
-    return "float32", _describe_conflict(step, worst)
+    return "float32", _describe_conflict(history.conflict)
   doubtful = _doubtful_scales(history)
-  if doubtful and max(doubtful.values()) < bounds.high - MARGIN:
+  largest_doubtful = max(doubtful.values(), default=None)
+  wanted = bounds.high - MARGIN
+  if largest_doubtful is not None and largest_doubtful < wanted:
     return "unknown", (
       "Record with a loss scale of 2**{}. At 2**{}, values at the lower end of "
       "float16's range, or only zeros, indicate that smaller ones were lost in "
-      "{}.".format(
-        bounds.high - MARGIN, max(doubtful.values()), enumeration(list(doubtful), 5)
-      )
+      "{}.".format(wanted, largest_doubtful, enumeration(list(doubtful), 5))
     )
   return _choose_scale(history, bounds)
 
 
 def _without_finite_records(bounds: Bounds) -> Tuple[str, str]:
+  """Returns the kind of advice, and two sentences, if no record was finite."""
   if bounds.high >= 0:
     action = "Record more steps, or with a smaller loss scale."
     return "unknown", action + " No record was finite."
@@ -396,8 +527,9 @@ def _without_finite_records(bounds: Bounds) -> Tuple[str, str]:
   return "float32", action + " No record was finite at 2**0."
 
 
-def _describe_conflict(step: int, worst: Bounds) -> str:
+def _describe_conflict(conflict: BoundsOfStep) -> str:
   """Returns what to do, and why, for a step that no scale fits."""
+  worst = conflict.bounds
   action = "Compute {smallest} in float32, or with a larger weight of its loss."
   if worst.high < 0:
     action = (
@@ -408,11 +540,16 @@ def _describe_conflict(step: int, worst: Bounds) -> str:
     " No scale fits step {step}: {smallest} needs at least 2**{low}, and {largest} "
     "overflows above 2**{high}."
   )
-  return (action + facts).format(step=step, **worst._asdict())
+  return (action + facts).format(step=conflict.step, **worst._asdict())
 
 
 def _choose_scale(history: History, bounds: Bounds) -> Tuple[str, str]:
-  """Returns the kind of advice, and two sentences, if a scale fits each record."""
+  """Returns the kind of advice, and two sentences, if a scale fits each record.
+
+  nothing needs a scale, and there is room above 1 -> "none"
+  there is room between all bounds                 -> "fixed", with a margin
+  otherwise                                        -> "dynamic"
+  """
   low, high, smallest, largest = bounds
   has_overflowed = bool(history.upper_bounds())
   kept = "keep 99% of each tensor's magnitude in {} and overflow in no {}record."
@@ -431,11 +568,11 @@ def _choose_scale(history: History, bounds: Bounds) -> Tuple[str, str]:
       " No scale fits all records: {} needs at least 2**{}, and {} overflows above "
       "2**{}.".format(smallest, low, largest, high)
     )
+  # Steps that overflowed do not count: they lower a dynamic scale.
   of_records = bounds if history.bounds is None else history.bounds
   start = max(of_records.high, 0)
-  return "dynamic", "Use a dynamic loss scale that starts at 2**{}.".format(
-    start
-  ) + fits
+  action = "Use a dynamic loss scale that starts at 2**{}.".format(start)
+  return "dynamic", action + fits
 
 
 def _doubtful_scales(history: History) -> Dict[str, int]:
@@ -448,6 +585,7 @@ def _doubtful_scales(history: History) -> Dict[str, int]:
 
 def enumeration(names: List[str], most: int) -> str:
   """Returns the first `most` names, with commas, and the number of the others."""
-  return ", ".join(names[:most]) + (
-    " and {} more".format(len(names) - most) if len(names) > most else ""
-  )
+  text = ", ".join(names[:most])
+  if len(names) > most:
+    text += " and {} more".format(len(names) - most)
+  return text

@@ -26,19 +26,41 @@ class GradientRangesHook(tf.train.SessionRunHook):
   """Records the ranges of the gradients now and then, and logs advice on the loss scale
   whenever it changes.
 
+      for each run that executes the train op:
+        if every_n_steps steps passed since the last record, or 10 after an overflow:
+          record the ranges of its gradients
+        else if it overflowed at a smaller loss scale than all before:
+          record its scale
+        log the advice (`mp_compat ranges` prints it) if it changed
+
   Writes for TensorBoard a histogram of binary exponents for each tensor,
-  `gradient_ranges/<name>`, and for `mp_compat ranges` the file `gradient_ranges.jsonl`:
-  one line for each record, `{"run": ..., "step": ..., "complete": ..., "tensors":
-  {name: {"selected": ..., "dtype": ..., "applied": ..., "scale": ..., "noise": ...,
-  "zeros": ..., "nonfinite": ..., "largest": ..., "exponents": {exponent: count}}}}`,
-  with the number of the run; "applied" is the dtype of a variable's gradient after it
-  was divided by the scale, null for other tensors. A step between the records that
-  overflows at a smaller scale than all before adds the line `{"run": ..., "step": ...,
-  "complete": true, "tensors": {}, "overflow_scale": ...}`. A record is complete if all of the backward pass was measured. The advice
-  is for the selected tensors, those of the measured dtypes, or for all if none. The
-  values are the gradients of the scaled loss; the scale is null for a gradient that was
-  measured as it was passed. A run that resumes continues the file. If a file cannot be
-  written, the hook logs a warning once, and the run goes on.
+  `gradient_ranges/<name>`, and for `mp_compat ranges` the file `gradient_ranges.jsonl`,
+  which a run that resumes continues. If a file cannot be written, the hook logs a
+  warning once, and the run goes on. A line of the file is a record:
+
+      {"run": ..., "step": ..., "complete": ..., "tensors": {name: {
+        "selected": ..., "dtype": ..., "applied": ..., "scale": ..., "noise": ...,
+        "zeros": ..., "nonfinite": ..., "largest": ..., "exponents": {exponent: count}
+      }}}
+
+  or, for a step between the records that overflows at a smaller scale than all before:
+
+      {"run": ..., "step": ..., "complete": true, "tensors": {}, "overflow_scale": ...}
+
+  The fields of a record:
+
+    run: the number of the run.
+    step: the global step, or the number of executed steps without one.
+    complete: whether all of the backward pass was measured.
+    selected: whether the advice is for the tensor: for those of the measured dtypes, or
+      for all if there are none.
+    dtype: the narrowest floating dtype that the values have had.
+    applied: the dtype of a variable's gradient after it was divided by the scale; null
+      for other tensors.
+    scale: the loss scale of the values; null for a gradient that was measured as it was
+      passed.
+    noise, zeros, nonfinite, largest, exponents: as in `GradientRange`, but `zeros` is a
+      number, and `exponents` are without a bias, without zeros, and without 0 counts.
   """
 
   def __init__(
@@ -69,12 +91,12 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._output_dir = output_dir
     self._dtypes = dtypes
     self._until_due = 0  # the number of steps to execute before the next record
-    self._logged: Optional[Tuple[str, int, int, bool]] = (
-      None  # the last advice, and whether a record was not finite
-    )
+    # of the last advice: kind, low, high, and whether a step overflowed
+    self._logged: Optional[Tuple[str, int, int, bool]] = None
     self._has_warned = False
 
   def begin(self) -> None:
+    """Builds the measurement, and reads the records of earlier runs."""
     step = reports.readable_step(self._optimizer)
     self._train_op = step.train_op
     self._overflow_scale = reports.overflow_scale(step)
@@ -82,13 +104,13 @@ class GradientRangesHook(tf.train.SessionRunHook):
     self._global_step = tf.train.get_global_step()
     self._history = range_history.History()
     self._events = event_files.EventFile("GradientRangesHook", self._output_dir)
-    self._path = (
-      os.path.join(self._output_dir, range_history.FILE_NAME)
-      if self._output_dir
-      else ""
-    )
+    self._path = ""
+    if self._output_dir:
+      self._path = os.path.join(self._output_dir, range_history.FILE_NAME)
     text = self._read_file()
-    self._attempted = self._history.steps[-1] if self._history.steps else 0
+    self._attempted = 0
+    if self._history.steps:
+      self._attempted = self._history.steps[-1]
     self._run = self._history.run + 1
     if text and not text.endswith("\n"):
       # after the line that a killed job left
@@ -97,6 +119,9 @@ class GradientRangesHook(tf.train.SessionRunHook):
   def before_run(
     self, run_context: tf.train.SessionRunContext
   ) -> Optional[tf.train.SessionRunArgs]:
+    """Returns what to fetch with a run of the train op: the ranges, if a record is due
+    and the run computes them, and the scale at which the step overflows.
+    """
     run = runs.executed_by(run_context)
     self._is_running = self._train_op in run.ops
     if not self._is_running:
@@ -125,6 +150,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
   def after_run(
     self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
   ) -> None:
+    """Counts a run of the train op; adds a record, or a step that overflowed."""
     if not self._is_running:
       return
     self._attempted += 1
@@ -185,14 +211,15 @@ class GradientRangesHook(tf.train.SessionRunHook):
   def _write(
     self, writer: tf.summary.FileWriter, record: range_history.Record, is_new_run: bool
   ) -> None:
+    """Writes a record to both files; the first of a run also drops the records that it
+    replaces.
+    """
     self._append(json.dumps(record) + "\n")
-    values = [
-      tf.Summary.Value(
-        tag="gradient_ranges/" + name, histo=_histogram(tensor["exponents"])
-      )
-      for name, tensor in record["tensors"].items()
-      if tensor["exponents"]
-    ]
+    values = []
+    for name, tensor in record["tensors"].items():
+      if tensor["exponents"]:
+        histogram = _histogram(tensor["exponents"])
+        values.append(tf.Summary.Value(tag="gradient_ranges/" + name, histo=histogram))
     writer.add_summary(tf.Summary(value=values), record["step"])
     writer.flush()
     if is_new_run:
@@ -217,8 +244,14 @@ class GradientRangesHook(tf.train.SessionRunHook):
 def record_of(
   run: int, step: int, ranges: Iterable[np.ndarray], report: gradient_ranges.Report
 ) -> range_history.Record:
-  """Returns the fetched ranges of a report as a dictionary for JSON; leaves out tensors
-  that were not computed.
+  """Returns a record for JSON, as the docstring of `GradientRangesHook` describes it;
+  leaves out tensors that were not computed.
+
+  Args:
+    run: the number of the run.
+    step: the step.
+    ranges: the fetched `report.ranges`.
+    report: what was measured.
   """
   tensors = collections.OrderedDict()
   for (name, item), row in zip(report.measured.items(), zip(*ranges)):
@@ -229,6 +262,10 @@ def record_of(
       continue  # empty, or in a branch that was not executed
     zeros = int(round(values.zeros * total))
     counts[0] -= zeros
+    exponents: Dict[str, int] = {}
+    for index, count in enumerate(counts[:255]):
+      if count:
+        exponents[str(index - range_history.BIAS)] = count
     tensors[name] = {
       "selected": item.is_selected,
       "dtype": item.dtype,
@@ -238,11 +275,7 @@ def record_of(
       "zeros": zeros,
       "nonfinite": counts[255],
       "largest": float(values.largest),
-      "exponents": {
-        str(index - range_history.BIAS): count
-        for index, count in enumerate(counts[:255])
-        if count
-      },
+      "exponents": exponents,
     }
   return {"run": run, "step": step, "complete": report.is_complete, "tensors": tensors}
 
@@ -251,12 +284,17 @@ def _histogram(exponents: Dict[str, int]) -> tf.HistogramProto:
   """Returns a histogram with one bar around each binary exponent."""
   counts = {int(exponent): count for exponent, count in exponents.items()}
   bars = range(min(counts), max(counts) + 1)
+  total = 0
+  total_of_squares = 0
+  for exponent, count in counts.items():
+    total += exponent * count
+    total_of_squares += exponent**2 * count
   return tf.HistogramProto(
     min=bars[0] - 0.5,
     max=bars[-1] + 0.5,
     num=sum(counts.values()),
-    sum=sum(exponent * count for exponent, count in counts.items()),
-    sum_squares=sum(exponent**2 * count for exponent, count in counts.items()),
+    sum=total,
+    sum_squares=total_of_squares,
     bucket_limit=[exponent + 0.5 for exponent in bars],
     bucket=[counts.get(exponent, 0) for exponent in bars],
   )

@@ -4,7 +4,17 @@ gradients are not finite.
 """
 
 import collections
-from typing import Counter, Iterable, List, NamedTuple, Optional, Tuple, TypeVar, Union
+from typing import (
+  Counter,
+  Dict,
+  Iterable,
+  List,
+  NamedTuple,
+  Optional,
+  Tuple,
+  TypeVar,
+  Union,
+)
 
 import numpy as np
 
@@ -82,14 +92,15 @@ def overflow_scale(record: step.Step) -> Optional[tf.Tensor]:
     readable = [tensor for tensor in scales(record) if contexts.is_readable(tensor)]
     if not readable:
       return None
-    smallest = tf.reduce_min(tf.stack([tf.cast(each, tf.float32) for each in readable]))
+    known = [tf.cast(tensor, tf.float32) for tensor in readable]
+    smallest = tf.reduce_min(tf.stack(known))
     scale = tf.where_v2(record.finite, np.float32(np.inf), smallest)
   return dead_tensors.merge_out_of_branches(scale, np.inf)
 
 
 def is_run_by_queue(record: step.Step) -> bool:
-  """Returns whether an op that fills a queue waits for the train op: a queue runner runs
-  both, and not the Session runs of the program, as with `SyncReplicasOptimizer`.
+  """Returns whether an op that fills a queue waits for the train op: a queue runner
+  runs both, and not the Session runs of the program, as with `SyncReplicasOptimizer`.
   """
   graph = record.train_op.graph
   fills = [op for op in graph.get_operations() if op.type.startswith("QueueEnqueue")]
@@ -114,7 +125,9 @@ def nonfinite_gradients(
 
       report = mp_compat.nonfinite_gradients(optimizer)
       _, values = sess.run([train_op, report])
-      print([name for name, gradient in values.items() if gradient.nans or gradient.infs])
+      for name, gradient in values.items():
+        if gradient.nans or gradient.infs:
+          print(name, gradient.nans, gradient.infs)
 
   A report that is not fetched has no cost.
 
@@ -139,15 +152,11 @@ def nonfinite_gradients(
   tensors = checked_tensors(record)
   with contexts.enter(contexts.of_outputs(record.train_op)):
     reports = [_report(values) for values in tensors.values()]
-  return collections.OrderedDict(
-    (
-      name,
-      GradientReport(
-        *[dead_tensors.merge_out_of_branches(count, 0) for count in report]
-      ),
-    )
-    for name, report in zip(tensors, reports)
-  )
+  merged: collections.OrderedDict[str, GradientReport] = collections.OrderedDict()
+  for name, report in zip(tensors, reports):
+    counts = [dead_tensors.merge_out_of_branches(count, 0) for count in report]
+    merged[name] = GradientReport(*counts)
+  return merged
 
 
 @autograph.do_not_convert
@@ -211,39 +220,35 @@ def checked_tensors(record: step.Step) -> "collections.OrderedDict[str, tf.Tenso
   """Returns the gradients of a step by the names that `nonfinite_gradients` gives them,
   those before clipping first.
   """
-  replaced = [
-    computed for of_replica in record.lineages for computed in of_replica.replaced
-  ]
-  return by_unique_names(
-    [(computed.name + " (computed)", computed.values) for computed in replaced]
-    + passed_gradients(record)
-  )
+  named: List[Tuple[str, tf.Tensor]] = []
+  for of_replica in record.lineages:
+    for computed in of_replica.replaced:
+      named.append((computed.name + " (computed)", computed.values))
+  return by_unique_names(named + passed_gradients(record))
 
 
 def passed_gradients(record: step.Step) -> List[Tuple[str, tf.Tensor]]:
   """Returns the names of the variables and the values of the gradients that were passed
-  in, without None.
+  in, without None. The values of a sparse gradient are those of its rows.
   """
-  return [
-    (name, gradients.values_of([grad])[0])
-    for grad, name in record.gradients
-    if grad is not None
-  ]
+  found = []
+  for grad, name in record.gradients:
+    if grad is not None:
+      values = gradients.values_of([grad])[0]
+      found.append((name, values))
+  return found
 
 
 def scales(record: step.Step) -> List[tf.Tensor]:
   """Returns the loss scales with which the gradients of a step were computed, each
   once.
   """
-  computed = [
-    each
-    for of_replica in record.lineages
-    for each in of_replica.computed
-    if each.scale is not None
-  ]
-  return list(
-    {lineage.tensor_key(each.scale): each.scale for each in computed}.values()
-  )
+  found: Dict[lineage.TensorKey, tf.Tensor] = {}
+  for of_replica in record.lineages:
+    for computed in of_replica.computed:
+      if computed.scale is not None:
+        found[lineage.tensor_key(computed.scale)] = computed.scale
+  return list(found.values())
 
 
 def by_unique_names(
@@ -256,20 +261,21 @@ def by_unique_names(
   occurrences: Counter[str] = collections.Counter()
   for name, value in pairs:
     occurrences[name] += 1
-    found[
-      name if occurrences[name] == 1 else "{} ({})".format(name, occurrences[name])
-    ] = value
+    unique = name
+    if occurrences[name] > 1:
+      unique = "{} ({})".format(name, occurrences[name])
+    found[unique] = value
   return found
 
 
 def _report(values: tf.Tensor) -> GradientReport:
+  """Builds the counts of a gradient; of float64 in its dtype, of others in float32."""
   values = ops.real_parts(values)
-  values = tf.cast(values, tf.float64 if values.dtype == tf.float64 else tf.float32)
+  dtype = tf.float64 if values.dtype == tf.float64 else tf.float32
+  values = tf.cast(values, dtype)
   finite = tf.where_v2(tf.is_finite(values), tf.abs(values), tf.zeros_like(values))
-  return GradientReport(
-    nans=tf.math.count_nonzero(tf.is_nan(values), dtype=tf.int64),
-    infs=tf.math.count_nonzero(tf.is_inf(values), dtype=tf.int64),
-    largest=tf.reduce_max(
-      tf.concat([tf.reshape(finite, [-1]), tf.zeros([1], values.dtype)], axis=0)
-    ),
-  )
+  nans = tf.math.count_nonzero(tf.is_nan(values), dtype=tf.int64)
+  infs = tf.math.count_nonzero(tf.is_inf(values), dtype=tf.int64)
+  # A zero, so that there is a largest value in an empty gradient, too.
+  magnitudes = tf.concat([tf.reshape(finite, [-1]), tf.zeros([1], dtype)], axis=0)
+  return GradientReport(nans=nans, infs=infs, largest=tf.reduce_max(magnitudes))

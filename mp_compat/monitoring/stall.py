@@ -21,67 +21,122 @@ Fetched = Union[np.ndarray, np.generic]
 
 
 class Observed(NamedTuple):
-  """A tensor that shows why a step is skipped."""
+  """A tensor that shows why a step is skipped.
 
-  # "gradient", "loss", "variable", "forward", "backward", or "input" for a tensor of any
-  # numeric dtype that an op of the passes reads beside these
+  Attributes:
+    part: "gradient", "loss", "variable", "forward", "backward", or "input" for a tensor
+      of any numeric dtype that an op of the passes reads beside these.
+    name: the name of the variable, or of the op; "" for the loss.
+    tensor: the tensor.
+    fetch: the tensor, or zeros if it is in a branch that is not executed.
+  """
+
   part: str
   name: str
   tensor: tf.Tensor
-  fetch: tf.Tensor  # the tensor, or zeros if it is in a branch that is not executed
+  fetch: tf.Tensor
+
+
+class _Found(NamedTuple):
+  """An `Observed` before it is known what to fetch for it."""
+
+  part: str
+  name: str
+  tensor: tf.Tensor
 
 
 class _Values(NamedTuple):
-  """The values of a tensor, in one dimension and a dtype that NumPy itself has."""
+  """The fetched values of a tensor.
+
+  Attributes:
+    observed: the tensor.
+    values: its values in one dimension and a dtype that NumPy itself has; the real
+      parts of complex values, then the imaginary ones.
+    is_finite: whether all of them are finite.
+    fetched: the values as they were fetched.
+  """
 
   observed: Observed
   values: np.ndarray
   is_finite: bool
-  fetched: Fetched  # the values as they were fetched
+  fetched: Fetched
 
 
 def observed(record: step.Step) -> List[Observed]:
-  """Returns the gradients of a step, its loss, and the tensors that they are computed
-  from, in order of creation.
+  """Returns the tensors that show why a step is skipped.
+
+      gradients that the finite check covers
+      the loss that is multiplied by each loss scale
+      variables and values of both passes, in order of creation: "backward" derives
+          from a loss scale, "forward" does not
+      what else the ops of all these read
 
   Tensors in loops and functions are left out, and those that only move values. Builds
   ops for tensors in branches only.
   """
-  order, scales = graphs.creation_order(), reports.scales(record)
-  found = [
-    ("gradient", name, tensor)
-    for name, tensor in reports.checked_tensors(record).items()
-  ]
-  found += [("loss", "", loss) for scale in scales for loss in _losses(scale, order)]
-  read_by = dataflow.readers([tensor for _, _, tensor in found])
-  backward = dataflow.descendants(read_by, scales)
-  for op, index in sorted(read_by, key=lambda key: (order.get(key[0], 0), key[1])):
-    if scales and _has_values(op, index):  # Without a scale, neither pass is known.
-      variable = dataflow.variable_read_by(op)
-      part = "backward" if (op, index) in backward else "forward"
-      if variable:
-        part = "variable"
-      found.append((part, variable or op.name, op.outputs[index]))
-  found += _further_inputs([tensor for _, _, tensor in found])
-  fetches = dead_tensors.zeros_if_dead([tensor for _, _, tensor in found])
+  order = graphs.creation_order()
+  scales = reports.scales(record)
+  found: List[_Found] = []
+  for name, tensor in reports.checked_tensors(record).items():
+    found.append(_Found("gradient", name, tensor))
+  for scale in scales:
+    loss = _loss(scale, order)
+    if loss is not None:
+      found.append(_Found("loss", "", loss))
+  if scales:  # Without a scale, neither pass is known.
+    found += _values_of_passes([each.tensor for each in found], scales, order)
+  found += _further_inputs([each.tensor for each in found])
+  tensors = [each.tensor for each in found]
+  fetches = dead_tensors.zeros_if_dead(tensors)
   return [Observed(*each, fetch) for each, fetch in zip(found, fetches)]
 
 
-def _further_inputs(tensors: List[tf.Tensor]) -> List[Tuple[str, str, tf.Tensor]]:
-  """Returns what the ops of tensors read beside these: moved values, indices, shapes."""
+def _values_of_passes(
+  ends: List[tf.Tensor], scales: List[tf.Tensor], order: Dict[tf.Operation, int]
+) -> List[_Found]:
+  """Returns the variables and the values of the passes that compute `ends`, in order of
+  creation; `order` has the place of each op in it.
+  """
+
+  def place(key: contexts.TensorKey) -> Tuple[int, int]:
+    op, index = key
+    return order.get(op, 0), index
+
+  read_by = dataflow.readers(ends)
+  backward = dataflow.descendants(read_by, scales)
+  found = []
+  for op, index in sorted(read_by, key=place):
+    if not _has_values(op, index):
+      continue
+    part = "backward" if (op, index) in backward else "forward"
+    name = op.name
+    variable = dataflow.variable_read_by(op)
+    if variable:
+      part, name = "variable", variable
+    found.append(_Found(part, name, op.outputs[index]))
+  return found
+
+
+def _further_inputs(tensors: List[tf.Tensor]) -> List[_Found]:
+  """Returns what the ops of tensors read beside these, such as indices."""
   known = contexts.keys_of(tensors)
   found = []
   for op in dict.fromkeys(tensor.op for tensor in tensors):
     for value in op.inputs:
-      key, dtype = contexts.tensor_key(value), value.dtype.base_dtype
-      is_numeric = dtype.is_floating or dtype.is_integer or dtype.is_complex
-      is_bool = dtype == tf.bool
-      if key in known or not (is_numeric or is_bool):
+      key = contexts.tensor_key(value)
+      if key in known or not _is_numeric(value.dtype.base_dtype):
         continue
       if contexts.is_in_branches_only(value.op):
         known.add(key)
-        found.append(("input", value.name, value))
+        found.append(_Found("input", value.name, value))
   return found
+
+
+def _is_numeric(dtype: tf.DType) -> bool:
+  """Returns whether values of a dtype are numbers or bools."""
+  if dtype.is_floating or dtype.is_complex:
+    return True
+  return dtype.is_integer or dtype == tf.bool
 
 
 def _has_values(op: tf.Operation, index: int) -> bool:
@@ -95,23 +150,25 @@ def _has_values(op: tf.Operation, index: int) -> bool:
   return is_initialized and is_computed and contexts.is_in_branches_only(op)
 
 
-def _losses(scale: tf.Tensor, order: Dict[tf.Operation, int]) -> List[tf.Tensor]:
-  """Returns the loss that is multiplied by a loss scale, before all gradients are, if
-  it can be read.
+def _loss(scale: tf.Tensor, order: Dict[tf.Operation, int]) -> Optional[tf.Tensor]:
+  """Returns the loss that is multiplied by a loss scale; None if it cannot be read.
+
+  The scale is read, perhaps cast, to multiply the loss, and later all gradients: the
+  first product is that of the loss. `order` has the place of each op in the order of
+  creation.
   """
-  casts = [op for op in scale.consumers() if op.type == "Cast"]
-  products = [
-    op
-    for read in [scale, *[op.outputs[0] for op in casts]]
-    for op in read.consumers()
-    if op.type == "Mul"
-  ]
+  reads = [scale]
+  for op in scale.consumers():
+    if op.type == "Cast":
+      reads.append(op.outputs[0])
+  products: List[tf.Operation] = []
+  for read in reads:
+    products += [op for op in read.consumers() if op.type == "Mul"]
   first = min(products, key=lambda op: order.get(op, 0), default=None)
-  return (
-    [first.inputs[0]]
-    if first is not None and contexts.is_in_branches_only(first.inputs[0].op)
-    else []
-  )
+  if first is None:
+    return None
+  loss = first.inputs[0]
+  return loss if contexts.is_in_branches_only(loss.op) else None
 
 
 def describe(
@@ -119,30 +176,41 @@ def describe(
   float16_variables: List[str],
   scale_reason: str,
 ) -> str:
-  """Returns text on what is not finite, and on what to do; `scale_reason` begins the
-  latter if the loss is finite.
+  """Returns text on what is not finite in a step, and on what to do.
+
+  Args:
+    values: what `observed` returns and was computed, with the fetched values.
+    float16_variables: the names of trained float16 variables.
+    scale_reason: the beginning of what to do if the loss is finite: what may be wrong
+      with the scale; "" for nothing.
+
+  Returns:
+    Lines on the gradients, the loss, the variables, and the first value of each pass
+    that is not finite; the last one is the advice. One sentence if all gradients are
+    finite.
   """
   read = [_read(each, value) for each, value in values]
   wrong = [each for each in read if not each.is_finite]
-  gradients, variables = _of_part(wrong, "gradient"), _of_part(wrong, "variable")
+  gradients = _of_part(wrong, "gradient")
+  variables = _of_part(wrong, "variable")
   if not gradients:
     return (
       "All gradients of this process are finite: the loss scale itself or another "
       "process decided to skip. Gradients that are not finite are named by the "
       "LossScaleHook of the process that computed them."
     )
-  lines = ["Gradients that are not finite:", *map(_count, gradients)]
+  lines = ["Gradients that are not finite:"]
+  lines += [_count(gradient) for gradient in gradients]
+  # Of several losses, one that is not finite explains more.
   loss = min(_of_part(read, "loss"), key=lambda each: each.is_finite, default=None)
   if loss is not None:
     dtype = loss.observed.tensor.dtype.name
-    lines.append(
-      "The loss ({}) is {}finite.".format(dtype, "" if loss.is_finite else "not ")
-    )
+    negation = "" if loss.is_finite else "not "
+    lines.append("The loss ({}) is {}finite.".format(dtype, negation))
   if variables:
-    names = range_history.enumeration(
-      list(dict.fromkeys(each.observed.name for each in variables)), 5
-    )
-    lines.append("Variables that are not finite: {}.".format(names))
+    names = list(dict.fromkeys(each.observed.name for each in variables))
+    text = "Variables that are not finite: {}."
+    lines.append(text.format(range_history.enumeration(names, 5)))
   forward = _first(read, "forward", ("gradient", "loss"))
   backward = _first(read, "backward", ("gradient",))
   for first in filter(None, [forward, backward]):
@@ -151,20 +219,25 @@ def describe(
         first.observed.part, first.observed.name
       )
     )
-  if not variables:
-    lines.append(_advice(loss, forward, backward, read, scale_reason))
-  elif float16_variables:
-    lines.append(
-      "Restart from a checkpoint in which the variables are finite, and create the "
-      "float16 ones with mp_compat.float32_variable_storage_getter: in float16 they "
-      "lose small updates, and Adam's epsilon of 1e-8 is 0."
-    )
+  if variables:
+    lines.append(_advice_on_variables(float16_variables))
   else:
-    lines.append(
+    lines.append(_advice(loss, forward, backward, read, scale_reason))
+  return "\n".join(lines)
+
+
+def _advice_on_variables(float16_variables: List[str]) -> str:
+  """Returns what to do if variables are not finite."""
+  if not float16_variables:
+    return (
       "Restart from a checkpoint in which the variables are finite, with a lower "
       "learning rate."
     )
-  return "\n".join(lines)
+  return (
+    "Restart from a checkpoint in which the variables are finite, and create the "
+    "float16 ones with mp_compat.float32_variable_storage_getter: in float16 they "
+    "lose small updates, and Adam's epsilon of 1e-8 is 0."
+  )
 
 
 def _of_part(values: Iterable[_Values], part: str) -> List[_Values]:
@@ -172,32 +245,35 @@ def _of_part(values: Iterable[_Values], part: str) -> List[_Values]:
 
 
 def _count(gradient: _Values) -> str:
+  """Returns a line on what is not finite in a gradient."""
   values = gradient.values
-  counts = (
+  finite = values[np.isfinite(values)]
+  return "  {}: {} NaN, {} inf, the largest of the others {:.3g}".format(
+    gradient.observed.name,
     np.isnan(values).sum(),
     np.isinf(values).sum(),
-    np.abs(values[np.isfinite(values)]).max(initial=0),
-  )
-  return "  {}: {} NaN, {} inf, the largest of the others {:.3g}".format(
-    gradient.observed.name, *counts
+    np.abs(finite).max(initial=0),
   )
 
 
-def _read(tensor: Observed, value: Fetched) -> _Values:
-  values = np.ravel(value)
+def _read(tensor: Observed, fetched: Fetched) -> _Values:
+  """Returns the values of a tensor as they were fetched, and as NumPy can test them."""
+  values = np.ravel(fetched)
   if values.dtype.kind == "c":
     values = np.concatenate([np.real(values), np.imag(values)])
   elif values.dtype.kind != "f":  # bfloat16, integers
     values = values.astype(np.float32)
-  return _Values(tensor, values, bool(np.isfinite(values).all()), value)
+  return _Values(tensor, values, bool(np.isfinite(values).all()), fetched)
 
 
 def _first(read: List[_Values], part: str, ends: Tuple[str, ...]) -> Optional[_Values]:
-  """Returns the first value of a pass that is not finite and makes one of the parts
-  `ends` so; None for none.
+  """Returns the first value of a pass that is not finite and makes others so.
 
-  Between them, no value is finite: a softmax of -inf is, so that a mask of -inf is no
-  reason.
+      search back from the values of the parts `ends` that are not finite,
+          not through values that are
+      the first of the searched values that belongs to the pass `part`; None for none
+
+  A softmax of -inf is finite, for example, so that a mask of -inf is no reason.
   """
   wrong = [each for each in read if not each.is_finite]
   finite = contexts.keys_of(each.observed.tensor for each in read if each.is_finite)
@@ -221,12 +297,19 @@ def _advice(
   read: List[_Values],
   scale_reason: str,
 ) -> str:
-  """Returns what to do if the variables are finite; `forward` and `backward` are the
-  first values of both passes that are not.
+  """Returns what to do if the variables are finite.
+
+  Args:
+    loss: the loss; None if it is not known.
+    forward: the first value of the forward pass that is not finite; None for none.
+    backward: the same of the backward pass.
+    read: all values.
+    scale_reason: see `describe`.
   """
   if forward is not None:
-    is_finite = loss is not None and loss.is_finite
-    return _advice_on_forward(forward, read, "gradients" if is_finite else "loss")
+    is_loss_finite = loss is not None and loss.is_finite
+    result = "gradients" if is_loss_finite else "loss"
+    return _advice_on_forward(forward, read, result)
   if loss is None:
     return (
       "Fetch the loss. If it is not finite, look at the inputs and the learning rate. "
@@ -251,13 +334,14 @@ def _advice_on_forward(first: _Values, read: List[_Values], result: str) -> str:
   """Returns what to do about an op of the forward pass; `result` is what it makes not
   finite: "loss" or "gradients".
   """
-  name, explanation = first.observed.name, _explain(first, read)
+  name = first.observed.name
+  explanation = _explain(first, read)
   if explanation.cause == nonfinite_ops.INPUT:
     return "No scale makes the {} finite: correct the input {}.".format(result, name)
   if explanation.cause == nonfinite_ops.UNDEFINED:
     return (
-      "No scale makes the {} finite, nor does another dtype: {} {}. Correct its inputs, "
-      "also where tf.where does not select its result.".format(
+      "No scale makes the {} finite, nor does another dtype: {} {}. Correct its "
+      "inputs, also where tf.where does not select its result.".format(
         result, name, explanation.text
       )
     )
@@ -284,7 +368,8 @@ def _advice_on_backward(
   """Returns what to do about an op of the backward pass, to follow a comma."""
   if first is None:
     return scale_reason + _EITHER.format("an op of the backward pass", "float16")
-  name, explanation = first.observed.name, _explain(first, read)
+  name = first.observed.name
+  explanation = _explain(first, read)
   dtype = first.observed.tensor.dtype.base_dtype.name
   if explanation.cause == nonfinite_ops.UNDEFINED:
     return (
@@ -306,18 +391,19 @@ _EITHER = "{} overflows in {} or has no finite gradient, as tf.sqrt at 0."
 
 
 def _other_process(name: str) -> str:
+  """Returns what to do about an op that receives values of other processes."""
   return (
-    "what this process computed is finite, but not what {} receives from other ranks or "
-    "workers. The LossScaleHook of such a process names the first value that is not "
+    "what this process computed is finite, but not what {} receives from other ranks "
+    "or workers. The LossScaleHook of such a process names the first value that is not "
     "finite: run one in each.".format(name)
   )
 
 
 def _explain(first: _Values, read: List[_Values]) -> nonfinite_ops.Explanation:
   """Returns why a value is not finite, from the values that its op reads."""
-  fetched = {
-    contexts.tensor_key(each.observed.tensor): np.asarray(each.fetched) for each in read
-  }
+  fetched: Dict[contexts.TensorKey, np.ndarray] = {}
+  for each in read:
+    fetched[contexts.tensor_key(each.observed.tensor)] = np.asarray(each.fetched)
   tensor = first.observed.tensor
   inputs = [fetched.get(contexts.tensor_key(value)) for value in tensor.op.inputs]
   return nonfinite_ops.explain(tensor, np.asarray(first.fetched), inputs)

@@ -7,10 +7,15 @@ from typing import Callable, Deque, NamedTuple, Optional
 
 
 class ScaleChange(NamedTuple):
-  """A change of the loss scale."""
+  """A change of the loss scale.
 
-  attempt: int  # the number of steps that were attempted before, or with, the change
-  scale: float  # the loss scale after it
+  Attributes:
+    attempt: the number of steps that were attempted before, or with, the change.
+    scale: the loss scale after it.
+  """
+
+  attempt: int
+  scale: float
 
 
 class Interval:
@@ -30,7 +35,9 @@ class Interval:
     self._last_time = 0.0
 
   def is_due(self, step: int) -> bool:
-    """Returns whether the interval ends with a step, as at the first; then begins the next one."""
+    """Returns whether the interval ends with a step, as at the first; then begins the
+    next one.
+    """
     if self._steps is None and self._seconds is None:
       return False
     now = self._clock()
@@ -45,10 +52,15 @@ class Interval:
 
 
 class Due(NamedTuple):
-  """What to do after a step."""
+  """What to do after a step.
 
-  log: bool  # whether a log line is due
-  write: bool  # whether to write the scale and the counts to an event file
+  Attributes:
+    log: whether a log line is due.
+    write: whether to write the scale and the counts to an event file.
+  """
+
+  log: bool
+  write: bool
 
 
 class StepCounter:
@@ -56,6 +68,22 @@ class StepCounter:
 
   A run is stalled after `max_consecutive_skips` skipped steps in a row, or after
   `min_scale_patience` skipped steps in a row without a change of the scale.
+
+      >>> from mp_compat.monitoring import step_counter
+      >>> steps = step_counter.StepCounter(
+      ...   max_consecutive_skips=50,
+      ...   min_scale_patience=2,
+      ...   interval=step_counter.Interval(steps=100),
+      ... )
+      >>> steps.begin_session(scale=2.0)
+      >>> for scale, is_skipped in [(2.0, False), (1.0, True), (1.0, True)]:
+      ...   due = steps.count(scale, is_skipped)
+      ...   print(due.log, steps.skips_without_backoff, steps.is_stalled())
+      True 0 False
+      True 0 False
+      False 1 False
+      >>> steps.is_stalled(more_skips=1)
+      True
 
   Attributes:
     attempted: the number of attempted steps.
@@ -151,7 +179,9 @@ class StepCounter:
     return may_be_new and self.is_stalled(more_skips=steps)
 
   def reports_stall(self) -> bool:
-    """Returns whether the run is stalled and this was not reported; notes that it is."""
+    """Returns whether the run is stalled and this was not reported; notes that it is
+    reported now.
+    """
     is_new = self.is_stalled() and not self._is_stall_reported
     self._is_stall_reported = self._is_stall_reported or is_new
     return is_new
@@ -161,7 +191,7 @@ class StepCounter:
     return self.skips_without_backoff < self.min_scale_patience
 
   def describe_stall(self, name: str) -> str:
-    """Returns two sentences on the skipped steps and the scale of the train op `name`."""
+    """Returns two sentences on the skipped steps and the scale of a train op."""
     last = "no step was ever applied"
     if self._last_applied:
       last = "the last applied step was attempt {}".format(self._last_applied)

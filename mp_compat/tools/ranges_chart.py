@@ -138,11 +138,16 @@ def _title(history: range_history.History) -> str:
 def _labels(
   history: range_history.History, advice: range_history.Advice
 ) -> Dict[int, str]:
-  """Returns the labels by row: of tensors that the advice names, extremes (neighbors
-  move down), and some others.
+  """Returns the labels of rows.
+
+      label tensors that the advice names, and extremes; too close ones move down
+      label every n-th of the others, so that there are about `MOST_LABELS`
+
+  Returns:
+    The names of tensors by the row beside which they stand.
   """
   names = list(history.tensors)
-  every = math.ceil(len(names) / MOST_LABELS)  # so many rows have room for one label
+  every = math.ceil(len(names) / MOST_LABELS)  # So many rows have room for one label.
   gap = (every + 1) // 2
   extremes = _extremes(history)
   found: Dict[int, str] = {}
@@ -173,7 +178,11 @@ def _extremes(history: range_history.History) -> List[str]:
 
 def _draw_histograms(axes: Any, history: range_history.History) -> None:
   """Draws a row for each tensor, with a column for each binary exponent, and lines at
-  the ends of float16's range.
+  the ends of the range of the number format: without a loss scale, and at the last one.
+
+  Args:
+    axes: matplotlib's Axes.
+    history: the records; its exponents are those without a loss scale.
   """
   tensors = list(history.tensors.values())
   # The range of a number format in gradients that are divided by the scale.
@@ -191,9 +200,14 @@ def _draw_histograms(axes: Any, history: range_history.History) -> None:
   shares = _shares(tensors, first, last)
   # The square root shows small shares, too.
   shown = np.ma.masked_equal(shares, 0) ** 0.5
-  extent = (first - 0.5, last + 0.5, len(tensors) - 0.5, -0.5)
+  left, right = first - 0.5, last + 0.5
   axes.imshow(
-    shown, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, extent=extent
+    shown,
+    aspect="auto",
+    interpolation="nearest",
+    cmap="Blues",
+    vmin=0,
+    extent=(left, right, len(tensors) - 0.5, -0.5),
   )
   number_format = history.format
   _draw_range(axes, number_format, 0, ORANGE, "{} without loss scaling")
@@ -202,7 +216,7 @@ def _draw_histograms(axes: Any, history: range_history.History) -> None:
     _draw_range(axes, number_format, shift, GREEN, label)
   axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncol=2, frameon=False)
   axes.set_xlabel("binary exponent of the gradient, without a loss scale")
-  axes.set_xlim(first - 0.5, last + 0.5)
+  axes.set_xlim(left, right)
 
 
 def _shares(tensors: List[range_history.Tensor], first: int, last: int) -> np.ndarray:
@@ -228,8 +242,14 @@ def _shares(tensors: List[range_history.Tensor], first: int, last: int) -> np.nd
 def _draw_range(
   axes: Any, number_format: range_history.Format, shift: int, color: str, label: str
 ) -> None:
-  """Draws lines at both ends of the range of a number format, at the scale `2**shift`;
-  `label` has a place for its name.
+  """Draws lines at both ends of the range of a number format.
+
+  Args:
+    axes: matplotlib's Axes.
+    number_format: the number format.
+    shift: the exponent of a loss scale, by which the range moves to smaller gradients.
+    color: the color of both lines.
+    label: their label in the legend, with a place for the name of the format.
   """
   style = {"color": color, "linewidth": 1, "linestyle": "--"}
   low = number_format.lowest - shift - 0.5
@@ -241,8 +261,11 @@ def _draw_range(
 def _draw_fitting_scales(
   axes: Any, history: range_history.History, advice: range_history.Advice
 ) -> None:
-  """Draws, for each tensor, the scales that fit all records, and behind them those that
-  fit all tensors.
+  """Draws, for each tensor, the scales that fit all of its records, and behind them
+  those that fit all tensors.
+
+  A bar is blue if the advice is for the tensor, gray if not, red if no scale fits. A
+  line is at the smallest scale at which a step overflowed.
   """
   largest = 0
   for row, tensor in enumerate(history.tensors.values()):
@@ -254,12 +277,11 @@ def _draw_fitting_scales(
       color = RED
     elif tensor.is_selected:
       color = BLUE
-    axes.barh(row, bounds.high - bounds.low, 0.6, left=bounds.low, color=color)
+    width = bounds.high - bounds.low
+    axes.barh(row, width, height=0.6, left=bounds.low, color=color)
     largest = max(largest, bounds.high)
-  not_finite = min(
-    [below.high for below in history.upper_bounds()],
-    default=range_history.LARGEST_SCALE,
-  )
+  upper = [below.high for below in history.upper_bounds()]
+  not_finite = min(upper, default=range_history.LARGEST_SCALE)
   if not_finite < range_history.LARGEST_SCALE:
     axes.axvline(not_finite + 1, color=RED, linewidth=1, linestyle="--")
   if advice.low <= advice.high:
