@@ -240,14 +240,28 @@ def possible_places(members: List[NonSlot]) -> Dict[str, Tuple[int, int]]:
 
   If the order is not known, it is known for each chain: of one scope, with conditionals
   or without. The variable at index 1 in a chain of 3 is at place 1 of 5 at the
-  earliest, and at place 3 at the latest.
+  earliest, and at place 3 at the latest. Names such as `cond/cond/beta1_power`, beside
+  `cond/beta1_power`, are a chain of their own: one of the two is in a scope that the
+  program itself calls `cond`.
   """
   places: Dict[str, Tuple[int, int]] = {}
   if all(member.position is not None for member in members):
     for index, member in enumerate(sorted(members, key=creation_order)):
       places[member.name] = index, index
     return places
-  chains = grouped(members, lambda member: (member.scope, member.has_conditional))
+  conditionals = {member.parsed.conditionals for member in members}
+  is_nested = any(
+    each[:depth] in conditionals
+    for each in conditionals
+    for depth in range(1, len(each))
+  )
+
+  def chain_of(member: NonSlot) -> Hashable:
+    if is_nested:
+      return member.scope, len(member.parsed.conditionals)
+    return member.scope, member.has_conditional
+
+  chains = grouped(members, chain_of)
   for chain in chains.values():
     chain.sort(key=lambda member: member.parsed)
     for index, member in enumerate(chain):

@@ -268,6 +268,23 @@ def test_order_of_checkpoint_names_is_not_known():
   assert match(TWO, POWERS) == POWERS
 
 
+@pytest.mark.parametrize(
+  "meta, matched",
+  [
+    ("", "beta1_power ? ?"),
+    (
+      "beta1_power cond/cond/beta1_power cond/beta1_power",
+      "beta1_power cond/cond/beta1_power cond/beta1_power",
+    ),
+  ],
+)
+def test_order_in_scope_named_cond_is_not_known(meta, matched):
+  wanted = "beta1_power cond/beta1_power beta1_power_1"
+  found = "beta1_power cond/beta1_power cond/cond/beta1_power"
+  loss_scales = dict.fromkeys(wanted.split()[1:], naming_schemes.FIXED)
+  assert match(wanted, found, meta=meta, loss_scales=loss_scales) == matched
+
+
 def test_loss_scales_outside_of_scopes_match_in_order():
   wanted = "b/current_loss_scale a/current_loss_scale"
   theirs = "current_loss_scale current_loss_scale_1"
