@@ -34,7 +34,7 @@ class Release(NamedTuple):
 
 
 PINS = {
-  "protobuf<3.21": "generated code of TensorFlow up to 2.8 raises a TypeError with protobuf 4",
+  "protobuf<3.21": "code of TensorFlow up to 2.8 raises a TypeError with protobuf 4",
   "numpy<2": "extension modules were compiled with NumPy 1",
   "protobuf<7": "`tf.io.write_graph` raises a TypeError with protobuf 7",
 }

@@ -14,7 +14,7 @@ setuptools.setup(
   version=re.search(
     r'^__version__ = "(.+)"$', (HERE / "mp_compat/__init__.py").read_text("utf-8"), re.M
   ).group(1),
-  description="Loss scaling for TensorFlow's graph mode, one source for TensorFlow 1.15 to 2.21",
+  description="Loss scaling for TensorFlow's graph mode, for TensorFlow 1.15 to 2.21",
   long_description=(HERE / "README.md").read_text("utf-8"),
   long_description_content_type="text/markdown",
   maintainer="The mp_compat maintainers",

@@ -57,6 +57,7 @@ def _write_one(folder, name, build, arguments):
   except Exception as error:  # what a row's `limit` expects
     text = "{}: {}".format(type(error).__name__, error)
   text = re.sub(r"0x[0-9a-f]{6,}", "0x", text)
+  text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "uuid", text)
   with gzip.open(
     os.path.join(folder, re.sub(r"[^\w.-]", "_", name) + ".gz"), "wt", compresslevel=1
   ) as file:
