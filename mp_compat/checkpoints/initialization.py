@@ -96,12 +96,12 @@ def name_map(
   Raises:
     ValueError, tf.errors.DataLossError: See `assignment_map`.
   """
-  var_list = variable_scope.variables_of(var_list)
-  if var_list is None:
-    var_list = tf.global_variables()
+  variables = variable_scope.variables_of(var_list)
+  if variables is None:
+    variables = tf.global_variables()
   result: Dict[str, Any] = {}
   left_out: List[str] = []
-  for name, match in _match(var_list, path).items():
+  for name, match in _match(variables, path).items():
     if not match.is_usable:
       left_out.append(name)
     elif match.source:

@@ -248,10 +248,10 @@ def values_of(grads: Iterable[Gradient]) -> List[tf.Tensor]:
   """Returns the tensors that hold the values of the gradients; omits None."""
   values: List[tf.Tensor] = []
   for grad in grads:
-    if isinstance(grad, tf.IndexedSlices):
-      values.append(grad.values)
-    elif grad is not None:
-      values.append(grad)
+    if grad is None:
+      continue
+    is_sparse = isinstance(grad, tf.IndexedSlices)
+    values.append(grad.values if is_sparse else grad)
   return values
 
 
