@@ -24,7 +24,7 @@ def compare(
   tell: Callable[[str], None],
 ) -> Report:
   """Runs a program several times and compares all variables after its train steps;
-  docs/migration.md has the options.
+  docs/compare.md has the options.
 
       keep the folders `restore`
       for run in runs:
