@@ -21,12 +21,15 @@ STEPS = [[1.0, 2.0], [4.0, -1.0], [np.inf, 1.0], [0.5, 8.0], [2.0, 2.0]]
 
 
 class Builder:
-  """Builds the actions of one program; `self.state` are its variables."""
+  """Builds the actions of one program; `self.state` are its variables, `self.sums`
+  reads of its hash tables.
+  """
 
   def __init__(self, seed, shared):
     self._random = random.Random(seed)
     self._shared = shared
     self.state = []
+    self.sums = []
 
   def variable(self, name):
     with tf.init_scope() if self._random.random() < 0.3 else tf.name_scope("own"):
@@ -104,6 +107,27 @@ class Builder:
     self.state.append(averages.average(variable))
     return applied
 
+  def table(self, grad, depth):
+    """Adds to a value in a hash table: in the order of the actions, or 1.0 in none."""
+    del depth
+    value = tf.reduce_sum(self.value(grad))
+    with tf.control_dependencies(None):
+      handle = tf.raw_ops.MutableHashTableV2(
+        key_dtype=tf.int64, value_dtype=tf.float32, use_node_name_sharing=True
+      )
+      key, zero = tf.constant([7], tf.int64), tf.constant(0.0)
+      find = functools.partial(
+        tf.raw_ops.LookupTableFindV2, table_handle=handle, keys=key, default_value=zero
+      )
+      insert = functools.partial(
+        tf.raw_ops.LookupTableInsertV2, table_handle=handle, keys=key
+      )
+      self.sums.append(find())
+      counted = insert(values=find() + 1.0)
+    if self._random.random() < 0.5:
+      return counted
+    return insert(values=find() + value)
+
   def both(self, grad, depth):
     if depth == 0:
       return self.assign(grad, depth)
@@ -112,9 +136,8 @@ class Builder:
 
   def action(self, grad, depth=2):
     kinds = [self.assign, self.branch, self.loop, self.counting_branch, self.function]
-    return self._random.choice(kinds + [self.average, self.both, self.both])(
-      grad, depth
-    )
+    kinds += [self.average, self.table, self.both, self.both]
+    return self._random.choice(kinds)(grad, depth)
 
 
 class Random(tf.train.MomentumOptimizer):
@@ -153,8 +176,10 @@ def train(seed, wrap, steps):
     with testing.initialized_session() as sess:
       for x in steps:
         sess.run(train_ops, {training.x: x})
-        state = [variable for builder in builders for variable in builder.state]
-        values.append([sess.run(one).tolist() for one in variables + state])
+        read = list(variables)
+        for builder in builders:
+          read += builder.state + builder.sums
+        values.append([sess.run(one).tolist() for one in read])
     return values
 
 
