@@ -117,4 +117,7 @@ def parts_of(values: Any) -> Any:
 
 
 def _variables_by_cast(graph: tf.Graph) -> Dict[contexts.TensorKey, Any]:
+  """Returns the record in `graph` of the float32 variables, by the keys of the casts
+  that `float32_variable_storage_getter` returned for them.
+  """
   return records.record_in(graph, "variables_by_cast")
