@@ -57,6 +57,9 @@ def float32_variable_storage_getter(
     given["dtype"] = tf.float32
 
   def in_float32(value: object) -> object:
+    """Returns an initial value as float32 if it is float16 or bfloat16, and notes its
+    dtype; else as it is.
+    """
     dtype = tf.as_dtype(getattr(value, "dtype", tf.float32)).base_dtype
     if dtype not in _HALF:
       return value
