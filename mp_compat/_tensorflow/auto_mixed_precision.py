@@ -26,8 +26,14 @@ def is_enabled() -> bool:
 
 
 def enable() -> None:
-  """Enables the rewrite through TensorFlow: it logs a warning about existing Sessions,
-  and rejects Keras policies.
+  """Enables the rewrite of new Sessions and functions to float16.
+
+  TensorFlow's function is called, and not only the option set: it also logs a warning
+  about existing Sessions, and rejects Keras policies. The optimizer that it wraps is
+  not used.
+
+  Raises:
+    ValueError: If a mixed precision policy of Keras is set.
   """
   _enable_graph_rewrite(tf.train.GradientDescentOptimizer(0.0), _NoLossScale())
 

@@ -14,6 +14,12 @@ class EventFile:
   """
 
   def __init__(self, owner: str, directory: Optional[str]) -> None:
+    """Opens an event file.
+
+    Args:
+      owner: what writes it, for warnings.
+      directory: where to create it; None for no file.
+    """
     self._owner, self._directory = owner, directory
     self._has_failed = False
     # A unique name: TensorFlow gives the files that are created in a directory in the

@@ -17,6 +17,7 @@ def find(name: str) -> Any:
 
 
 def _classes(name: str) -> Tuple[Any, ...]:
+  """Returns the class of this name in a tuple; () if this version lacks it."""
   found = find(name)
   if found is None:
     return ()

@@ -42,6 +42,8 @@ def inner_attribute(wrapper: Any, name: str) -> Any:
 def sets_inner_attribute(wrapper: object, name: str) -> bool:
   """Returns whether `wrapper.name = value` is for the inner optimizer, which alone has
   this public attribute.
+
+  A new attribute, which neither has, is the wrapper's, and so are private ones.
   """
   if name.startswith("_"):
     return False
@@ -86,7 +88,8 @@ def arguments_for(
 
   Args:
     method: the method, bound or not.
-    base: the method of `tf.train.Optimizer` that it overrides, with the defaults.
+    base: the method that it overrides, of `tf.train.Optimizer` or a class of Keras,
+      with the defaults.
     given: the arguments after the first, by the names that `base` has for them, and in
       its order.
 
@@ -96,6 +99,13 @@ def arguments_for(
 
   Raises:
     TypeError: If neither the method nor `base` takes an argument.
+
+  Examples, with `apply_gradients(grads_and_vars, global_step=None, name=None)` as
+  `base` and `{"global_step": step, "name": None}` as `given`:
+
+      apply_gradients(grads_and_vars, global_step, name)  [], {"global_step", "name"}
+      apply_gradients(grads_and_vars, global_step)        [], {"global_step"}
+      apply_gradients(grads_and_vars, counter)            [step], {}
   """
   defaults = _parameters(base)
   not_taken = [name for name in given if not takes_argument(method, name)]
@@ -128,4 +138,5 @@ def _check_known(method: Callable[..., object], unknown: List[str]) -> None:
 
 @functools.lru_cache(maxsize=1000)  # read in every eager step
 def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+  """Returns the parameters of a function, by name and in order."""
   return inspect.signature(function).parameters

@@ -38,7 +38,15 @@ class SlotName(str):
 
 def slot_of_inner(optimizer: Any, variable: object, name: str) -> Optional[tf.Variable]:
   """Returns the slot `name` of the inner optimizer for `variable`; None for the
-  checkpoint writer (`SlotName`).
+  checkpoint writer (`SlotName`), which saves it as the inner optimizer's.
+
+  Args:
+    optimizer: the inner optimizer, of which `get_slot` is called.
+    variable: a variable or a tensor. The checkpoint writer passes each object of the
+      checkpoint, the root first, and the same `name` object for all of them: at the
+      root, which has no `assign`, the name is marked.
+    name: the name of a slot. One that is not a `SlotName`, such as "momentum" in a
+      program, is never the checkpoint writer's.
   """
   if isinstance(name, SlotName):
     if not hasattr(variable, "assign") and not tf.is_tensor(variable):
@@ -60,6 +68,7 @@ class GraphStateTrackable(Trackable):
     """Returns the variables in the current graph by their keys in checkpoints."""
 
   def __getstate__(self) -> Dict[str, object]:
+    """Returns the attributes to copy; in a graph, without the eager variables."""
     state = dict(self.__dict__)
     if not tf.executing_eagerly():
       # Estimator copies its params inside a graph, where eager variables cannot be
@@ -69,6 +78,9 @@ class GraphStateTrackable(Trackable):
 
   @property
   def _checkpoint_dependencies(self) -> List[object]:
+    """Returns TensorFlow's references to the objects that this one contains, its
+    variables included.
+    """
     reference = sys.modules[Trackable.__module__].TrackableReference
     dependencies = list(super()._checkpoint_dependencies)
     for name, variable in sorted(self._graph_variables().items()):
@@ -76,10 +88,12 @@ class GraphStateTrackable(Trackable):
     return dependencies
 
   def _trackable_children(self, *args: object, **kwargs: object) -> Dict[str, object]:
+    """Returns the objects that this one contains by key, its variables included."""
     children = super()._trackable_children(*args, **kwargs)
     return {**children, **self._graph_variables()}
 
   def _lookup_dependency(self, name: str, *args: object, **kwargs: object) -> Any:
+    """Returns the contained object, or else the variable, of a key; None for none."""
     dependency = super()._lookup_dependency(name, *args, **kwargs)
     if dependency is not None:
       return dependency

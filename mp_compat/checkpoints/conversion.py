@@ -265,9 +265,15 @@ def _values(
 ) -> Dict[str, _Value]:
   """Returns the values to write by name.
 
+      a name with one in `source`: the value there, with its dtype
+      state of a loss scale: that value, or else its initial value in `scheme`,
+        converted to its dtype in `scheme`, such as int32 counts to int64
+      other state that a subclass added: its value in `initial`
+
   Args:
     source: the checkpoint to copy from.
-    names: for each name to write, that in `source`; None for state to add.
+    names: for each name to write, that in `source`; None for state to add, which is a
+      scalar.
     scheme: the naming scheme to write, with the dtypes and the initial values of the
       loss scale's state.
     initial: the initial values of the program's own state.

@@ -213,8 +213,13 @@ def match(
   Args:
     graph: The graph.
     wanted: The names of variables' ops and their shapes, by the names to restore them
-      by: those that a Saver or an assignment map has.
+      by: those that a Saver or an assignment map has. A name other than that of the op
+      is one that the program wrote: if the checkpoint has it, no other one is sought.
     checkpoint: The checkpoint.
+
+  Returns:
+    The match of those in `wanted`, by their names there. The other variables of the
+    graph are only compared: they show which names in the checkpoint are theirs.
   """
   shapes = {name: shape for name, (_, shape) in wanted.items()}
   ops = {name: op for name, (op, _) in wanted.items()}
@@ -229,6 +234,7 @@ def match(
   graph_variables = _graph_variables(graph, all_shapes, all_ops)
   wanted_variables = graph_variables._replace(shapes=shapes, explicit=explicit)
   matched = matching.Match({}, {})
+  # The `.meta` file has the whole graph: it is read only if names do not suffice.
   for ordered in (False, True):
     matched = matching.match(
       wanted_variables,
@@ -363,6 +369,7 @@ class _Reader:
   """
 
   def __init__(self, reader: Any, checkpoint: Checkpoint) -> None:
+    """Wraps TensorFlow's `reader` of a `checkpoint` that is not object-based."""
     self._reader = reader
     self._checkpoint = checkpoint
     self._own_names = {name: name for name in checkpoint.shapes}
@@ -372,12 +379,21 @@ class _Reader:
     self._known = _Known(graph=None, version=0, matched=matching.Match({}, {}))
 
   def __getattr__(self, name: str) -> Any:
+    """Returns an attribute that does not depend on names from TensorFlow's reader."""
     return getattr(self._reader, name)
 
   def has_tensor(self, tensor_str: str) -> bool:
+    """Returns whether one of the two names of a variable is this one."""
     return tf.compat.as_str_any(tensor_str) in self._names()
 
   def get_tensor(self, tensor_str: str) -> np.ndarray:
+    """Returns the value of the variable that has this name in the default graph; if
+    none has, in the checkpoint, or else in this package.
+
+    Raises:
+      tf.errors.InvalidArgumentError: If a variable of the default graph may be one of
+        several in the checkpoint.
+    """
     name = tf.compat.as_str_any(tensor_str)
     ambiguous = self._match().ambiguous
     if name in ambiguous:
@@ -387,10 +403,12 @@ class _Reader:
     return self._reader.get_tensor(self._names().get(name, name))
 
   def get_variable_to_shape_map(self) -> Dict[str, List[int]]:
+    """Returns the shape of each variable, by both names."""
     by_name = self._reader.get_variable_to_shape_map()
     return {name: by_name[source] for name, source in self._names().items()}
 
   def get_variable_to_dtype_map(self) -> Dict[str, tf.DType]:
+    """Returns the dtype of each variable, by both names."""
     by_name = self._reader.get_variable_to_dtype_map()
     return {name: by_name[source] for name, source in self._names().items()}
 

@@ -210,10 +210,18 @@ def _warn_outside_scopes(
   """Logs a warning of variables that `tf.get_variable` did not make, if the checkpoint
   has values for them: scopes leave them out.
 
+  `tf.train.init_from_checkpoint` finds the variables of a scope in the variable store
+  of `tf.get_variable`. A loss scale and Adam make some of theirs otherwise.
+
   Args:
-    targets: scopes, such as "encoder/", and names of variables in the graph.
-    matches: the variables that the map has otherwise, which are not left out.
+    targets: scopes, such as "encoder/", and names of variables in the graph, which are
+      ignored here; "/" is the scope of all variables.
+    matches: the variables that the map itself names, by these names. They are not left
+      out.
     path: the checkpoint.
+
+  Raises:
+    ValueError: If one of these variables may be one of several in the checkpoint.
   """
   scopes = tuple(target.lstrip("/") for target in targets if target.endswith("/"))
   matched: Set[str] = set()

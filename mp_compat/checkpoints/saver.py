@@ -334,9 +334,21 @@ def _strings(constant: tf.Tensor) -> List[str]:
 def _match_names(
   graph: tf.Graph, entries: List[_Entry], checkpoint: files.Checkpoint
 ) -> Dict[str, str]:
-  """Returns the names in the checkpoint by the names in the graph.
+  """Returns the names in the checkpoint by the names that the Saver reads.
 
-  Omits state of a loss scale that starts at its initial value; logs a warning of it.
+      needed = the entries that an op reads; others are second names, only saved
+      needed variables of known shape: matched with the whole graph (`files.match`)
+      other entries: by name
+
+  Args:
+    graph: the graph of the Saver.
+    entries: the tensors that the Saver reads; [] for an object-based checkpoint.
+    checkpoint: the checkpoint.
+
+  Returns:
+    Names in the checkpoint by `_Entry.name`: {"beta1_power": "cond_1/beta1_power"}.
+    Omits state of a loss scale that starts at its initial value, and logs a warning of
+    it; omits second names that the checkpoint lacks.
 
   Raises:
     tf.errors.InvalidArgumentError: If a variable may be several in the checkpoint, or
@@ -387,7 +399,9 @@ def _state_names(
 def _wanted(
   entries: Dict[str, _Entry],
 ) -> Dict[str, Tuple[str, naming_schemes.Shape]]:
-  """Returns the name of a variable's op, and the shape, by the name in the Saver."""
+  """Returns the name of a variable's op, and the shape, by the name in the Saver, as
+  `files.match` takes them; omits what is no variable, or has no known shape.
+  """
   wanted: Dict[str, Tuple[str, naming_schemes.Shape]] = {}
   for name, entry in entries.items():
     ops = [variable.name for variable in entry.variables]
@@ -398,7 +412,7 @@ def _wanted(
 
 
 def _names_by_op(entries: Dict[str, _Entry]) -> Dict[str, str]:
-  """Returns the names in the graph's Saver by the names of the variables' ops."""
+  """Returns the names that the Saver reads by the names of the variables' ops."""
   found: Dict[str, str] = {}
   for name, entry in entries.items():
     for variable in entry.variables:
@@ -483,7 +497,7 @@ def _restore_feeds(
   The feeds are the names that RestoreV2 reads. If it cannot read a value (of state that
   is initialized or has another dtype), its output is fed, too, and the op reads another
   tensor of the same dtype (a stand-in). If the checkpoint has no tensor of that dtype,
-  all outputs in use are fed instead.
+  all outputs in use are fed instead, so that the op does not run.
 
       for each RestoreV2 op:
         to_read = for each output, the matched name if its dtype fits, else a stand-in
@@ -491,8 +505,16 @@ def _restore_feeds(
         if there is a stand-in wherever one is needed: feed `to_read` to the op
         else: feed the values of the outputs that fit, too
 
+  Args:
+    sess: the Session, which computes initial values.
+    entries: the tensors that the Saver reads, those of one op next to each other.
+    matched: names in the checkpoint by `_Entry.name`; state that is missing there is
+      initialized.
+    checkpoint: the checkpoint.
+
   Returns:
-    The feeds by the names of tensors.
+    The feeds by the names of tensors: a list of str for the names that an op reads, an
+    array for each other tensor. Without the name of the file.
   """
   stand_ins = _stand_ins(checkpoint)
   feeds: Dict[str, object] = {}
@@ -520,6 +542,7 @@ def _stand_ins(checkpoint: files.Checkpoint) -> Dict[tf.DType, str]:
   shapes = checkpoint.shapes
 
   def size(name: str) -> int:
+    """Returns the number of elements of a tensor."""
     return int(np.prod(shapes[name], dtype=np.int64))
 
   found: Dict[tf.DType, str] = {}
@@ -548,8 +571,16 @@ def _value(
   source_name: Optional[str],
   checkpoint: files.Checkpoint,
 ) -> np.ndarray:
-  """Returns the value to assign to a variable: the initial one without a `source_name`,
-  else that, converted.
+  """Returns the value to assign to a variable.
+
+  Args:
+    sess: the Session, which computes the initial value.
+    entry: the tensor that is assigned to the variable.
+    source_name: the name in the checkpoint to read; None for the initial value.
+    checkpoint: the checkpoint.
+
+  Returns:
+    An array; a value from the checkpoint is converted to the dtype of `entry.tensor`.
   """
   if source_name is not None:
     return checkpoint.read(source_name).astype(entry.tensor.dtype.as_numpy_dtype)

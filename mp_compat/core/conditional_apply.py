@@ -65,6 +65,9 @@ def apply_in_each_replica(
     *own_args: object,
     **own_kwargs: object,
   ) -> object:
+    """Returns `apply(...)` with the values of one replica, in its name scope; with a
+    gate, of gradients that are not computed in a skipped step.
+    """
     renamed: ContextManager[None] = contextlib.nullcontext()
     if has_gate:
       own_grads, replaced = _passed_if(should_apply, own_grads)
@@ -79,12 +82,16 @@ def apply_in_each_replica(
       )
 
   def build_all() -> List[runs.Element]:
+    """Returns the ops and tensors of all replicas, for the gate."""
     return distribute.ops_of(apply_in_all())
 
   if has_gate:
     return gate.gate(should_apply, build_all, skip, gate_scope)
 
   def apply_as_one_op() -> Optional[tf.Operation]:
+    """Returns one op of all replicas, as a branch of `tf.cond` must; None in eager
+    mode.
+    """
     applied = apply_in_all()
     with tf.name_scope(gate_scope):
       return distribute.group(applied)

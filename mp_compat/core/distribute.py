@@ -39,6 +39,7 @@ def check_supported(by_replica: bool = False) -> None:
 
 
 def _not_replicated(strategy: type) -> ValueError:
+  """Returns the error for Keras with a strategy that does not replicate variables."""
   return ValueError(
     "Loss scaling is not supported with the tf.distribute.Strategy: {}. Keras "
     "unscales gradients in each replica, but this strategy does not replicate "
@@ -47,6 +48,7 @@ def _not_replicated(strategy: type) -> ValueError:
 
 
 def _not_needed(strategy: type) -> ValueError:
+  """Returns the error for a strategy on TPUs."""
   return ValueError(
     "Loss scaling is not supported with the strategy {}: TPUs compute in bfloat16, "
     "which has float32's range and needs no loss scaling. Use the inner optimizer "

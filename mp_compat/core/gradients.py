@@ -345,6 +345,9 @@ def clip_by_global_norm(
   norm = tf.global_norm(wide)
 
   def norm_of_large() -> tf.Tensor:
+    """Returns the norm if the sum of squares overflows: that of the values divided by
+    the largest one, times this one. It is not finite if a value is not.
+    """
     peaks = [tf.reduce_max(tf.abs(value)) for value in values_of(wide)]
     peak = tf.reduce_max(tf.stack(peaks))
     at_most_one = [map_values(lambda value: value / peak, grad) for grad in wide]

@@ -174,6 +174,11 @@ def trace(
 
   If the `variables` to which gradients are applied are given, computed gradients of
   which only the position is known are named after them.
+
+  Args:
+    grads: dense gradients, `tf.IndexedSlices` and None, of any shapes and dtypes.
+    check_computed: whether the caller checks `replaced`, too.
+    variables: one for each of `grads`, or ().
   """
   found = Lineage()
   if graphs.default_graph() is None:
@@ -181,6 +186,7 @@ def trace(
   known = _records()
   _name_computed(grads, variables, known)
   values = gradients.values_of(grads)
+  # the gradients, and what they are copies of: a check of them sees every overflow
   passed = contexts.search_back_by_key(values, _copied)
   sources = contexts.search_back_by_key(values, contexts.data_inputs, known)
   arguments: List[tf.Tensor] = []
@@ -298,4 +304,7 @@ def _records() -> Mapping[TensorKey, Computed]:
 
 
 def _records_in(graph: tf.Graph) -> Dict[TensorKey, Computed]:
+  """Returns the records that were made in `graph`, by the keys of the gradients'
+  values.
+  """
   return records.record_in(graph, "computed_gradients")

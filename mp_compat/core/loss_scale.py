@@ -321,6 +321,7 @@ class _Default:
     self._compute = compute
 
   def __get__(self, instance: object, owner: type) -> Any:
+    """Returns the attribute of `instance`, computed each time."""
     if instance is None:  # read from the class
       return self
     return self._compute(instance)

@@ -239,9 +239,23 @@ def _candidates(
 
 
 def _agreeing(wanted: List[NonSlot], found: List[NonSlot]) -> Optional[_Candidates]:
-  """Returns which of `found` each of `wanted` can be, if the numbers of both agree: in
-  each scope with and without conditionals, in each scope, or in all if one of them has
-  no scopes.
+  """Returns which of `found` each of `wanted` can be, if the numbers of both agree.
+
+      if both have the same names: each is the one of its name
+      for each pair of keys in _KEYS, then one key for all if one side has no scopes:
+        group `wanted` by the first key, and `found` by the second
+        if each group of `wanted` has as many members as that of `found`:
+          return for each of `wanted` the members of its group that may have its place
+
+  Args:
+    wanted: variables of one kind in the graph.
+    found: variables of this kind in the checkpoint.
+
+  Returns:
+    The names in `found` by each name in `wanted`; None if the numbers agree by no key.
+    With "head/beta1_power" and "beta1_power" in the graph, and
+    "head/cond_1/beta1_power" and "cond_3/beta1_power" in the checkpoint, each has one
+    candidate: both sides have one variable in each scope.
   """
   names = {member.name for member in wanted}
   if names == {member.name for member in found}:
@@ -261,6 +275,7 @@ def _agreeing(wanted: List[NonSlot], found: List[NonSlot]) -> Optional[_Candidat
 
 
 def _has_scopes(members: Iterable[NonSlot]) -> bool:
+  """Returns whether one of the variables is in a name scope, conditionals aside."""
   return any(member.scope for member in members)
 
 
@@ -271,10 +286,15 @@ def _nothing(member: NonSlot) -> str:
 
 
 def _scope_and_conditional(scheme: NamingScheme) -> non_slots.KeyOf:
+  """Returns a key: the scope, and whether a program of `scheme` creates the variable in
+  a conditional. It differs between schemes for a fixed loss scale: only contrib's class
+  builds a conditional for it.
+  """
   return lambda member: (member.scope, member.is_conditional(scheme))
 
 
 def _scope(member: NonSlot) -> str:
+  """Returns the name scope without conditionals; "" for none."""
   return member.scope
 
 
@@ -285,7 +305,9 @@ def _scope_under_control_flow_v2(member: NonSlot) -> str:
   return member.scope
 
 
-# What variables of a graph and of a checkpoint have in common, most specific first.
+# What variables of a graph and of a checkpoint have in common, most specific first:
+# pairs of a key for variables of the graph and a key for those of the checkpoint. They
+# are the same one unless TensorFlow's class wrote the checkpoint under control flow v2.
 _KEYS: Sequence[Tuple[non_slots.KeyOf, non_slots.KeyOf]] = (
   (_scope_and_conditional(TENSORFLOW), _scope_and_conditional(TENSORFLOW)),
   (_scope_and_conditional(CONTRIB), _scope_and_conditional(CONTRIB)),
@@ -320,8 +342,26 @@ def _uncertain(
   """Returns which of `found` each of `wanted` can be where their numbers do not agree,
   because the graph or the checkpoint is that of a part of the program.
 
+      if `found` has conditionals, and names that TensorFlow's class would give to
+          variables of the graph:
+        each is the one with its name in TensorFlow's class, or none
+      elif both sides have conditionals, or neither has, and one has all names of the
+          other, and those of `found` outside of scopes are no second names:
+        each is the one with its own name, or none
+      else: each may be any in its scope
+
   Identical names are proof only within one naming scheme, and if one side has all names
-  of the other.
+  of the other: in another scheme, `beta1_power` may be that of another optimizer.
+
+  Args:
+    wanted: variables of one kind that are restored; a part of `in_graph`.
+    in_graph: all variables of this kind in the graph.
+    found: those in the checkpoint, without the second names that are certain.
+    variables: the variables to restore, with their names in TensorFlow's class.
+    have_equal_values: compares variables in the checkpoint.
+
+  Returns:
+    Names in `found` by each name in `wanted`; [] for a variable that is none of them.
   """
   names = {member.name for member in found}
   recorded = variables.tensorflow_names

@@ -161,6 +161,15 @@ def second_names(
   TensorFlow's class, as `cond_1/beta1_power`. The names of a scope in conditionals are
   second names if each of these conditionals has the same values as variables without
   one, in the same order. Of variables that the `.meta` file has, none is a second name.
+
+      for each scope:
+        remaining = for each optimizer, its names outside of conditionals, in order
+        for each conditional, in order: its names are second names of the next ones in
+          `remaining` that have the same values
+        if a conditional is left, or a name is in found.order: none is a second name
+
+  Example: {"cond_1/beta1_power": "beta1_power_1"} if the checkpoint has these two with
+  the value 0.9, and "beta1_power" with 0.8.
   """
   conditionals = _by_place(found, has_conditional=True)
   others = _by_place(found, has_conditional=False)
@@ -175,19 +184,25 @@ def second_names(
         remaining.pop(0)
       if remaining:
         first_names = remaining.pop(0)
-        pairs.update((name, first_names[stem]) for stem, name in names.items())
+        pairs.update((name, first_names[kind]) for kind, name in names.items())
         paired += 1
+    # A `.meta` file lists ops of variables. A second name is only an entry of a Saver.
     if paired == len(places) and not set(pairs) & set(found.order):
       result.update(pairs)
   return result
 
 
-# For each scope, the names by stem, by the numbers of conditionals or the name's own.
+# For each scope, and in it for each place, the names of one optimizer by their kinds
+# (`by_kind`). A place is the numbers of the conditionals that the names are in, or,
+# without one, the number at their end: (1,) for both "cond_1/beta1_power" and
+# "beta1_power_1".
 _Places = Dict[str, Dict[Tuple[int, ...], Dict[Hashable, str]]]
 
 
 def _by_place(variables: Variables, has_conditional: bool) -> _Places:
-  """Returns names by what they have in common with those of the same optimizer."""
+  """Returns names by what they have in common with those of the same optimizer: only
+  those in conditionals, or only the others (`has_conditional`).
+  """
   result: _Places = collections.defaultdict(lambda: collections.defaultdict(dict))
   for kind, members in by_kind(variables).items():
     for member in members:
@@ -270,4 +285,7 @@ def possible_places(members: List[NonSlot]) -> Dict[str, Tuple[int, int]]:
 
 
 def have_conditionals(members: Iterable[NonSlot]) -> bool:
+  """Returns whether one of the names has a conditional, as those of TensorFlow's and
+  contrib's class under control flow v1.
+  """
   return any(member.has_conditional for member in members)

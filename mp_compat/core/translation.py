@@ -216,11 +216,26 @@ def _names_in_conditionals(
   """Returns the names of several optimizers' powers under control flow v1 in
   TensorFlow's or contrib's class, each with that in the checkpoint.
 
-  A checkpoint of this package tells them if it has as many loss scales as optimizers
-  with powers; then all have names in conditionals, and a program in which one of them
-  has no loss scale finds no variable of its name. A checkpoint of TensorFlow's or
-  contrib's class tells them if all conditionals are those of dynamic loss scales.
-  Raises a ValueError otherwise.
+      if `source` is `scheme`: the same names
+      elif no power is in a conditional, and there are as many optimizers with powers as
+          loss scales:
+        beta1_power_1 -> cond_3/beta1_power    each optimizer builds the conditionals of
+                                               a dynamic loss scale
+      elif all conditionals are those of dynamic loss scales:
+        cond_1/beta1_power -> cond/beta1_power    another of its conditionals applies
+      else: raise a ValueError
+
+  The second case assumes that each loss scale is that of one of the optimizers. If one
+  of these has none, the program finds no variable of its name, and restoring fails.
+
+  Args:
+    powers: Adam's powers of at least two optimizers, without second names.
+    state: the names of the loss scales' variables, each with its role.
+    source: the naming scheme of the checkpoint.
+    scheme: the naming scheme to write, of TensorFlow's or contrib's class.
+
+  Raises:
+    ValueError: If the checkpoint does not tell which optimizers have a loss scale.
   """
   if source is scheme:
     return {member.name: member.name for member in powers}

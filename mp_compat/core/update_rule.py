@@ -114,6 +114,9 @@ def next_state(
   """
 
   def select(condition: Scalar, yes: _Branch, no: _Branch) -> Scalar:
+    """Returns the value of `yes` if `condition`, else that of `no`: each a value, or a
+    function without arguments. For tensors, both are computed.
+    """
     if where is None or isinstance(condition, bool):
       chosen = yes if condition else no
       return _value(chosen)
@@ -132,6 +135,9 @@ def next_state(
     return select(product <= rule.ceiling, product, minimum(state.scale, rule.ceiling))
 
   def shrunk() -> Scalar:
+    """Returns the smaller scale after an overflow, at least the floor; a scale that is
+    below the floor already stays as it is.
+    """
     floor = select(state.scale < rule.floor, state.scale, rule.floor)
     if rule.decrement_ratio is None:
       lower = state.scale / rule.backoff

@@ -57,6 +57,9 @@ def float32_variable_storage_getter(
     given["dtype"] = tf.float32
 
   def in_float32(value: object) -> object:
+    """Returns an initial value as float32 if it is float16 or bfloat16, and notes its
+    dtype; else as it is.
+    """
     dtype = tf.as_dtype(getattr(value, "dtype", tf.float32)).base_dtype
     if dtype not in _HALF:
       return value
@@ -117,4 +120,7 @@ def parts_of(values: Any) -> Any:
 
 
 def _variables_by_cast(graph: tf.Graph) -> Dict[contexts.TensorKey, Any]:
+  """Returns the record in `graph` of the float32 variables, by the keys of the casts
+  that `float32_variable_storage_getter` returned for them.
+  """
   return records.record_in(graph, "variables_by_cast")

@@ -49,14 +49,19 @@ def merge_out_of_branches(
   r"""Returns a tensor outside of branches: `tensor` if it is computed, else `default`.
 
   Args:
-    tensor: a tensor whose op is `is_in_branches_only`.
-    default: a Python value. If the shape of `tensor` is not known, it stands for a
-      scalar.
-    is_in_branches: whether `tensor` may be dead; if not, it is returned as it is. By
-      default, whether its op has a control-flow context.
+    tensor: a tensor of any dtype, whose op is `is_in_branches_only`.
+    default: a Python value, which fills the shape of `tensor`. If that is not known, it
+      is a scalar.
+    is_in_branches: whether `tensor` may be dead, also for another reason than a branch
+      (`may_be_dead`); if not, it is returned as it is. By default, whether its op has a
+      control-flow context.
 
-  A ControlTrigger runs whether its input is dead or not, but after it. So the last
-  Merge gets `default` second:
+  Returns:
+    A tensor of the same dtype that each run can compute.
+
+  A Merge has the value of the input that is computed first, even if another follows. A
+  ControlTrigger runs whether its input is dead or not, but after it. So the last Merge
+  gets `default` second:
 
       tensor -> Merge ----------------------------> Merge
                   \ - -> ControlTrigger - -> default /
@@ -195,6 +200,11 @@ def _conditions_of_merge(merge: tf.Operation, inputs: List[_Conditions]) -> _Con
   met, if one input needs nothing else, or if two inputs need, besides, the same
   predicate to be True and to be False. Otherwise it may be dead: it is a condition of
   its own.
+
+      conditions of the inputs  of the Merge
+      {p}, {not p}              {}                   of `tf.cond`
+      {q, p}, {q, not p}        {q}                  of a `tf.cond` in a branch
+      {p}, {q}                  {the Merge runs}     dead if p and q are False
   """
   common = frozenset.intersection(*inputs)
   # of the inputs that need only one thing besides

@@ -173,16 +173,24 @@ def _close(
   it. Exceptions are Merge, which needs one of its inputs only, and the body of a loop,
   whose ops wait for nothing outside: all inputs of the loop do.
 
+      for op in the ops that `ends` need, inputs first:
+        if pass_if made op, or op does not run if one that it reads does not:
+          it waits; if it calls a function, it gets the control input, too
+        elif op changes state, or begins a loop: it gets the control input, so it waits
+      record the ops that may be skipped, with `predicate`
+      let the ops of `new` that `ends` do not need read the gradients as they are
+
   Args:
     new: the ops that were built.
-    ends: ops and tensors, of which a run computes some.
+    ends: the results of `build`, and the summaries and update ops that it collected; a
+      run computes any of them.
     predicate: the op that computes the predicate of the gate.
     applied: an op that runs if the predicate is True.
     built_before: the number of ops that the graph had before `new`.
 
   Returns:
-    All ops that may not run if the predicate is False. A Merge may read only one that
-    does not.
+    All ops that may not run if the predicate is False. A Merge is one of them also if
+    only one of its inputs is, although it runs with another.
   """
   graph = tf.get_default_graph()
   frame = contexts.loop_around(graph._get_control_flow_context())
@@ -238,6 +246,9 @@ def _is_skipped_with(
 def _skipped(needed: _Reads, waiting: Set[tf.Operation]) -> Set[tf.Operation]:
   """Returns the needed ops that wait, are in a cluster with one that does, or read an
   op that may be skipped.
+
+  These are at least those that do not run: unlike `waiting`, they include each Merge
+  and ControlTrigger that reads one of them, and what reads these.
   """
   clusters = set()  # XLA runs a cluster as one op.
   for op in waiting:
@@ -305,14 +316,26 @@ def _begins_loop_of(op: tf.Operation, new: Set[tf.Operation]) -> bool:
 
 
 def _op_of(element: Element) -> tf.Operation:
+  """Returns an op itself; of a tensor, the op that computes it."""
   return element if isinstance(element, tf.Operation) else element.op
 
 
 def _needed(ends: List[Element], among: Set[tf.Operation]) -> _Reads:
-  """Returns the ops of `among` that ops or tensors need, inputs first.
+  """Returns the ops of `among` that ops or tensors need, inputs first, each with what
+  it reads or waits for.
 
-  For a Merge, only its inputs are what it reads; at the beginning of a loop, without
-  what the loop computes.
+  Those are the ops of its inputs and its control inputs, in `among` or not. For a
+  Merge, they are only its inputs, of which it needs one (`_is_skipped_with`): its
+  control inputs are needed, too, but not noted. The Merge at the beginning of a loop
+  comes before the ops of the loop, so its second input is not noted either.
+
+  It is written without recursion, since a graph may be deeper than Python's recursion
+  limit:
+
+      visit(op):
+        if op is in `among`, and is visited for the first time:
+          visit all that it reads or waits for, later what the next iteration computes
+          needed[op] = what it reads
   """
   needed: _Reads = {}
   seen: Set[tf.Operation] = set()
@@ -332,6 +355,7 @@ def _needed(ends: List[Element], among: Set[tf.Operation]) -> _Reads:
     if op.type not in _MERGES:
       reads += controls
     elif reads[-1].type in _NEXT_ITERATIONS:
+      # Visited last: what the loop computes reads this Merge, so it comes after it.
       pending.insert(0, (reads.pop(), None))
     pending.append((op, reads))
     pending += [(read, None) for read in reads + controls]

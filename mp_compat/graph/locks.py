@@ -28,6 +28,7 @@ def changes_exclusively() -> Iterator[List[bool]]:
   others = set(threading.enumerate()) - {threading.current_thread()}
 
   def noting_lock() -> ContextManager[object]:
+    """Returns the context manager that a `Session.run` of the graph enters."""
     if threading.current_thread() in others:
       return lock()  # waits for the end of the change
     sessions_ran.append(True)

@@ -43,6 +43,7 @@ def _replace_names(graph: tf.Graph, replacements: Dict[str, str]) -> None:
   pending = dict(replacements)
 
   def replaced(name: str, mark_as_used: bool = True) -> str:
+    """Returns what `Graph.unique_name` returns, or a replacement, each once."""
     full = _joined(graph.get_name_scope(), name)
     if not mark_as_used or full not in pending:
       return unique_name(name, mark_as_used)
@@ -96,6 +97,13 @@ def reserve_name(name: str) -> Iterator[str]:
   class gives it: "train-wrapped" for "train". Variables that are made in that scope
   have the names that they have without it: "train/rate". In functions and eager mode,
   nothing is reserved: it yields `name` without a final "/".
+
+      with reserve_name("train") as reserved:  # "train/"
+        inner.apply_gradients(..., name="train")  # its ops are in "train-wrapped/"
+      tf.group(..., name=reserved)  # "train"
+
+  `name` is relative to the current name scope, what is yielded is full. If "train" is
+  taken before, it yields "train_1/".
   """
   graph = tf.get_default_graph()
   given = name.rstrip("/")
@@ -110,7 +118,8 @@ def reserve_name(name: str) -> Iterator[str]:
   def create_variable(
     next_creator: Callable[..., tf.Variable], **kwargs: Any
   ) -> tf.Variable:
-    # the slot of a tensor, such as a moving average, perhaps in a variable scope
+    # the slot of a tensor, such as a moving average, perhaps in a variable scope: it
+    # is named after the op, and not after the current name scope
     if kwargs.get("name"):
       kwargs["name"] = _with_scope(str(kwargs["name"]), other, reserved)
     current = name_scope() + "/"

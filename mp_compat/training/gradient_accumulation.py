@@ -287,6 +287,9 @@ class GradientAccumulator:
     return window
 
   def _added(self) -> Window:
+    """Returns the window to which `add` has added in this graph; raises a RuntimeError
+    if there is none.
+    """
     window = records.state_of(self, graphs.init_scope_graph(), Window)
     if not window.var_list:
       raise RuntimeError(
@@ -297,6 +300,9 @@ class GradientAccumulator:
 
 
 def _describe(var_list: List[tf.Variable], dtypes: List[Optional[tf.DType]]) -> str:
+  """Returns variables with the dtypes of their gradients, for messages: "w:0 (float32),
+  b:0 (None)".
+  """
   return ", ".join(
     "{} ({})".format(v.name, dtype.name if dtype else None)
     for v, dtype in zip(var_list, dtypes)
@@ -347,6 +353,9 @@ def _local(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Variable:
 def _add_to(
   total: tf.Variable, grad: Union[tf.Tensor, tf.IndexedSlices]
 ) -> tf.Operation:
+  """Returns an op that adds a gradient, in the dtype of `total`, to this variable; of a
+  sparse one, only the rows that it has.
+  """
   grad = gradients.map_values(lambda values: tf.cast(values, total.dtype), grad)
   if isinstance(grad, tf.IndexedSlices):
     return total.scatter_add(grad)

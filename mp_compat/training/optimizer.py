@@ -353,6 +353,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     return grads
 
   def _scale(self) -> tf.Tensor:
+    """Returns a new read of the loss scale, a float32 scalar."""
     return tf.cast(self._loss_scale(), tf.float32)
 
   def _recorded_scale(self) -> tf.Tensor:
@@ -479,8 +480,16 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       )
 
   def _is_behind_scale(self, pairs: Iterable[gradients.GradAndVar]) -> bool:
-    """Returns whether the gradients derive from a read of the loss scale that is none
-    of `scale_loss`: the program scales or unscales by itself.
+    """Returns whether the program scales or unscales the gradients by itself: whether
+    they derive from the loss scale other than by `scale_loss`.
+
+        reads = the ops that a new read of the loss scale runs, as each other read does:
+          the variable's handle, or the constant of a fixed scale
+        search back from the gradients, no further than the reads of `scale_loss`
+        return whether an op of `reads` was found
+
+    `pairs` are `(gradient, variable)` pairs with converted gradients. Returns False in
+    eager mode, where nothing is known.
     """
     if tf.executing_eagerly():
       return False
@@ -528,6 +537,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     owner.__setattr__(name, value)
 
   def _never_called(self, *args: object, **kwargs: object) -> NoReturn:
+    """Replaces the methods that the base class calls to apply one gradient."""
     raise RuntimeError(
       "This function should never be called: the inner optimizer applies the gradients."
     )
@@ -538,6 +548,9 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
 
 def _check_inner(opt: object) -> None:
+  """Raises a ValueError if `opt` is no optimizer that can be wrapped: see
+  `MixedPrecisionLossScaleOptimizer.__init__`.
+  """
   if not isinstance(opt, tf.train.Optimizer):
     hint = (
       "Pass an instance of a tf.compat.v1.train.Optimizer, such as "

@@ -110,6 +110,7 @@ def _check(steps: List[OptimizerAndGradients], skip: str) -> None:
 
 
 def _is_pair(value: object) -> bool:
+  """Returns whether a value is a tuple or a list of two."""
   return isinstance(value, (tuple, list)) and len(value) == 2
 
 

@@ -211,16 +211,22 @@ def decide(
   """Reduces the checks over replicas and processes, updates the loss scale; called once
   for all replicas.
 
-  With `all_finite` True if all parts are finite in all replicas and processes, and
-  `should_apply` what the loss scale answers (True if its update is only by
-  `all_finite`), a part is applied:
+      all_finite = all parts are finite in all replicas and processes
+      if the update of the scale depends on nothing but all_finite: should_apply = True
+      else: should_apply = what scale.update(gradients of all parts) answers
+      a part is applied
+        skip="all":   if all_finite and should_apply
+        skip="each":  if the part is finite and (should_apply or not all_finite)
+        no check:     if should_apply
 
-      skip="all"     if all_finite and should_apply
-      skip="each"    if the part is finite and (should_apply or not all_finite)
-      no check       if should_apply
+  With "each", a refusal of the loss scale counts only if all parts are finite:
+  otherwise it may refuse because of a part that is skipped anyway.
 
-  The loss scale may be TensorFlow's. The parts are per-replica values; either all were
-  checked or none.
+  Args:
+    scale: the loss scale; may be TensorFlow's.
+    parts: the parts of the step, per-replica values; either all were checked or none.
+    settings: those of the optimizer, or of a step that several optimizers share.
+    skip: "all" or "each": which parts to skip if one is not finite.
   """
   grads: List[gradients.Gradient] = []
   lineages: List[Lineage] = []
@@ -498,11 +504,33 @@ def _apply_inner(
   *args: object,
   **kwargs: object,
 ) -> Optional[tf.Operation]:
-  """Calls `inner_optimizer.apply_gradients`, and checks which gradients its ops read.
+  """Calls `inner_optimizer.apply_gradients` in one replica, and checks which gradients
+  its ops read; in eager mode, only calls it.
 
-  Logs a warning, once for `optimizer`, for those of the scaled loss of this step.
-  Raises a ValueError if it returns nothing, or for gradients of earlier steps that were
-  decided otherwise than this step. It may read whether a step is applied.
+      for each tensor that the ops built by the call derive from, no further back than
+          the gradients of this step and the results of earlier steps:
+        if it is a gradient of an earlier step with another decision: raise an error
+        if it is a gradient of the scaled loss of this step: log a warning
+
+  An op that reads the result of an earlier step (`step_applied`, `gradients_finite`)
+  does not count as one that reads the gradients of that step.
+
+  Args:
+    optimizer: the wrapper, for which the warning is logged.
+    inner_optimizer: the inner optimizer of the first replica's wrapper.
+    readable: which gradients the inner optimizer may read.
+    grads: the gradients of this replica, which are not computed in a skipped step.
+    variables: their variables.
+    *args: further arguments of `inner_optimizer.apply_gradients`, by position.
+    **kwargs: those by keyword.
+
+  Returns:
+    What `inner_optimizer.apply_gradients` returns; None only in eager mode and
+    functions.
+
+  Raises:
+    ValueError: If it returns None in a plain graph, or if its ops read gradients of an
+      earlier step that may be applied when this one is skipped, or the reverse.
   """
   grads_and_vars = list(zip(grads, variables))
   if tf.executing_eagerly():
@@ -546,6 +574,9 @@ def _apply_inner(
 def _reads_other_steps(used: Iterable[contexts.TensorKey], readable: _Readable) -> bool:
   """Returns whether one of the tensors that are `used`, by key, is a gradient of an
   earlier step that may be applied when this one is not, or the reverse.
+
+  Steps of `apply_gradients_together(skip="all")` have the same decision: the same
+  tensor.
   """
   earlier = readable.earlier.gradients
   for key in used:
@@ -566,6 +597,15 @@ def _set_accumulator_steps(
   around the loss scaling does, increments its step. The accumulator then drops new
   gradients of earlier steps as stale. A skipped step leaves `global_step` unchanged, so
   without this op the workers would wait forever.
+
+  Args:
+    lineages: what the gradients of each local replica derive from.
+    global_step: the variable that counts applied steps, an int scalar; may be None.
+    applied: the op or tensor that applies or skips the step.
+
+  Returns:
+    One op for all accumulators. None if no gradients were taken from one, or without a
+    `global_step`.
   """
   takes: Dict[str, tf.Operation] = {}  # one for each accumulator
   for one in lineages:
@@ -620,7 +660,11 @@ def apply_first(
 
 def _record(optimizers_of_replicas: Iterable[tf.train.Optimizer], step: Step) -> None:
   """Records a step of each optimizer, in the current graph and in the graph that a
-  Session runs.
+  Session runs; in eager mode, in place of the step before.
+
+  A step that is built in a function is thus in two records: ops in the function can
+  read its tensors, and observers of the Session find it. A function that eager code
+  calls has no such Session.
   """
   current, outermost = graphs.default_graph(), graphs.init_scope_graph()
   recording = {current, outermost}
