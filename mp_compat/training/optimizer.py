@@ -23,7 +23,6 @@ from mp_compat.core.loss_scale import is_updated_by_check
 from mp_compat.graph import contexts
 from mp_compat.graph import graphs
 from mp_compat.graph import records
-from mp_compat.graph import runs
 from mp_compat.training import step
 
 # The base is TensorFlow's class, if there is one, so that isinstance checks for it
@@ -483,7 +482,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     """Returns whether the program scales or unscales the gradients by itself: whether
     they derive from the loss scale other than by `scale_loss`.
 
-        reads = the ops that a new read of the loss scale runs, as each other read does:
+        reads = the ops behind a new read of the loss scale, as behind each other read:
           the variable's handle, or the constant of a fixed scale
         search back from the gradients, no further than the reads of `scale_loss`
         return whether an op of `reads` was found
@@ -494,7 +493,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     if tf.executing_eagerly():
       return False
     with tf.name_scope("is_behind_scale"):
-      reads = set(runs.executed_ops([self._loss_scale()]))
+      read = contexts.search_back([self._scale()], contexts.tensor_inputs)
+    reads = {tensor.op for tensor in read}
     scales: List[tf.Tensor] = []
     for graph in graphs.enclosing_graphs():
       scales += self._state_in(graph).scales

@@ -163,9 +163,8 @@ checkpoints.convert(source, target, "plain")
 """
 
 
-@pytest.mark.parametrize(
-  "moves, retried", [(0, "other"), pytest.param(1, "model", marks=pytest.mark.matrix)]
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("moves, retried", [(0, "other"), (1, "model")])
 def test_next_conversion_removes_killed_one(moves, retried, tmp_path):
   target = str(tmp_path / "model")
   killed = testing.run_python("-c", KILLED, ADAM, target, moves, check=False)

@@ -222,7 +222,9 @@ def test_commands_name_own_state(tmp_path, capsys):
 
 
 @keras_cases.each_family
-@pytest.mark.parametrize("as_function", [False, True])
+@pytest.mark.parametrize(
+  "as_function", [pytest.param(False, marks=pytest.mark.matrix), True]
+)
 def test_keras_continues_own_state(family, as_function, tmp_path):
   def make():
     opt = mp_keras.LossScaleOptimizer(family.optimizers.Adam(0.1), make_hysteresis())

@@ -71,6 +71,14 @@ def _find_families():
 FAMILIES = _find_families()
 KERAS_2 = [family for family in FAMILIES if family.name != "keras3"]
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=repr)
+newest_family = pytest.mark.parametrize(  # by default
+  "family",
+  [
+    pytest.param(family, marks=[pytest.mark.matrix] * (family is not FAMILIES[-1]))
+    for family in FAMILIES
+  ],
+  ids=repr,
+)
 each_family_of_keras_2 = pytest.mark.parametrize("family", KERAS_2, ids=repr)
 needs_keras_3 = pytest.mark.skipif(
   VERSION < (2, 16), reason="TensorFlow uses Keras 3 from 2.16 on"

@@ -57,7 +57,10 @@ def test_older_signature_trains_as_alone(family, signature):
 
 @keras_cases.each_family_of_keras_2
 # of OptimizerV2, `fit` passes a name
-@pytest.mark.parametrize("signature", ["pairs_and_name", "anything"])
+@pytest.mark.parametrize(
+  "signature",
+  ["pairs_and_name", pytest.param("anything", marks=pytest.mark.matrix)],
+)
 def test_older_signature_fits_as_alone(family, signature):
   cls = make_signatures(family.optimizers.SGD)[signature]
   # read by `fit` of TensorFlow 2.2 and 2.3

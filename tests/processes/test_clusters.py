@@ -98,7 +98,7 @@ matrix, slow = pytest.mark.matrix, pytest.mark.slow
 @pytest.mark.parametrize(
   "program, workers, control_flow",
   [
-    ("train_workers.py --workers 2", 2, 1),
+    pytest.param("train_workers.py --workers 2", 2, 1, marks=matrix),
     pytest.param("train_workers.py --workers 2", 2, 2, marks=slow),
     pytest.param("train_workers.py --workers 3", 3, 1, marks=slow),
     pytest.param("train_parameter_server.py --sync", 2, 1, marks=matrix),

@@ -34,6 +34,40 @@ def test_forgotten_unscaling_logs_warning(scale, warnings):
   assert "unscale_gradients() was not called" in warning
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_control_dependencies_hide_no_forgotten_unscaling(scale, warnings):
+  training = testing.Training()
+  opt = Optimizer(testing.sgd(), SCALES[scale]())
+  (grad,) = scaled_gradients(opt, training)
+  with tf.control_dependencies([grad]):  # as with the updates of batch normalization
+    opt.apply_gradients([(grad, training.w)])
+  (warning,) = warnings
+  assert "unscale_gradients() was not called" in warning
+
+
+class NumberScale(mp_compat.LossScale):
+  """A loss scale that returns a number, as TensorFlow's class allows."""
+
+  def __call__(self):
+    return 8.0
+
+  def update(self, grads):
+    return tf.no_op(), tf.constant(True)
+
+  def get_config(self):
+    return {}
+
+
+def test_scale_may_be_a_number(warnings):
+  training = testing.Training()
+  opt = Optimizer(testing.sgd(), NumberScale())
+  grads = opt.unscale_gradients(scaled_gradients(opt, training))
+  train_op = opt.apply_gradients(zip(grads, [training.w]))
+  x = np.float32([1.0, 2.0])
+  np.testing.assert_array_equal(training.run(train_op, x, OVERFLOW), [-x, -x])
+  assert not warnings
+
+
 def unscaled(opt, grads):
   return opt.unscale_gradients(grads)
 
