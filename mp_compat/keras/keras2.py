@@ -281,6 +281,14 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
   def _clipping_later(self, compute: Callable[[], Pairs]) -> Pairs:
     """Returns what `compute` returns; up to 2.3 the inner optimizer would clip in it,
     before gradients are unscaled.
+
+        remove `clipnorm` and `clipvalue` from the inner optimizer
+        pairs = compute()                       unscaled gradients
+        set them again, also after an error
+        clip the gradients of the pairs
+
+    Args:
+      compute: returns pairs of unscaled gradients and variables.
     """
     if keras_features.CLIPS_WHEN_APPLYING:
       return compute()

@@ -452,8 +452,15 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     """Returns an optimizer from a configuration by `get_config` of this class or
     TensorFlow's, of any version.
 
+        inner = the optimizer that the configuration contains
+        cls = the public class, if this one is for another kind of optimizers
+        if it describes a LossScale: make that
+        if it has the later form, and the constructor of `cls` only the earlier form:
+          make a LossScale from the arguments of the later form
+        cls(inner, **the other arguments)
+
     Args:
-      config: a configuration of either form.
+      config: a configuration of either form; is not changed.
       custom_objects: further classes of optimizers and loss scales, by name.
 
     Raises:
@@ -479,6 +486,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
         config["loss_scale"], custom_objects or {}
       )
     elif "loss_scale" not in config and not takes_later_form:
+      # of the experimental class, or of a program's subclass like it
       later = dict(inner_kind.mixin._dynamic_arguments)
       for name in ("dynamic", "initial_scale", "dynamic_growth_steps"):
         if name in arguments:
