@@ -158,6 +158,17 @@ class Installation:
 
     TensorFlow keeps its interface in `tensorflow._api`; importing
     `tensorflow.compat.v1` by name creates a second copy.
+
+        for each part of the path:
+          create the module, in all copies of the one around it, if it is missing
+          make it importable by its full name
+        return all copies of the last module
+
+    Args:
+      path: a name with dots, without `tensorflow.`, such as "compat.v1.train".
+
+    Raises:
+      ImportError: If the path leads into Keras, and Keras is not installed.
     """
     module, full = tensorflow, "tensorflow"
     for part in path.split("."):
@@ -178,6 +189,7 @@ class Installation:
     return _copies(module, full)
 
   def _set(self, owner: object, name: str, value: object) -> None:
+    """Sets an attribute of a module or class, and remembers how to undo that."""
     self._undo.append((owner, name, getattr(owner, name, _ABSENT)))
     setattr(owner, name, value)
 

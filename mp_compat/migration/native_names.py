@@ -58,7 +58,11 @@ class Requests(NamedTuple):
 
 
 class _Inner(tf.train.Optimizer):
-  """An inner optimizer that builds nothing, and calls `called()` when it is called."""
+  """An inner optimizer that builds nothing, and calls `called()` when it is called.
+
+  It takes the place of the program's optimizer in TensorFlow's class, so that names
+  are noted as requested before it, or after it. `compute_gradients` returns `grads`.
+  """
 
   def __init__(self, grads: List[Any], called: Callable[[], None]) -> None:
     super().__init__(False, _STEP)
@@ -138,7 +142,23 @@ def _requests(
   """Returns the names that `build(optimizer, twins of arguments)` requests at the root
   of a new graph; the inner optimizer computes twins of `grads`.
 
-  Returns None if this TensorFlow has no such class, or its class cannot build the step.
+      make TensorFlow's class, in a graph that is dropped
+      note each name that is requested at the root
+      read the loss scale                       -> reading
+      build(...), until the inner optimizer     -> before
+      the rest of build(...)                    -> after
+
+  Names within a name scope do not count: the scope itself is requested at the root.
+
+  Args:
+    scale: the loss scale of the program, which decides on the class and its scale.
+    arguments: gradients or a loss, of whose types and shapes `build` gets placeholders.
+    grads: what the inner optimizer's `compute_gradients` returns, by type and shape.
+    build: calls a method of the optimizer.
+
+  Returns:
+    The names; None if this TensorFlow has no such class, or its class cannot build the
+    step.
   """
   requests = Requests([], [], [])
   current = requests.reading
@@ -195,6 +215,9 @@ def _make_native(
 ) -> Tuple[Optional[tf.train.Optimizer], Callable[[], Any]]:
   """Returns an optimizer of TensorFlow's own class, if there is one, with a loss scale
   like `scale`, and a function that reads this.
+
+  Only what the names depend on is alike: whether the scale is dynamic, and whether its
+  `update` is TensorFlow's. Its value is not.
   """
   if isinstance(scale, contrib.LossScaleManager):
     return _make_contrib(inner, scale)
