@@ -256,6 +256,7 @@ class Keras3Mixin(keras2.AnyBase):
     variables = list(trainable_variables or self._trainable_variables)
 
     def apply(pairs: keras2.Pairs) -> None:
+      """Calls the inner optimizer's `apply`, which takes two lists."""
       inner_grads, inner_variables = zip(*pairs)
       self._optimizer.apply(list(inner_grads), list(inner_variables))
 

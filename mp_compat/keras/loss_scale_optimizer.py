@@ -349,6 +349,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     grads, variables = zip(*part.grads_and_vars)
 
     def skip() -> Optional[tf.Operation]:
+      """Counts the step in `iterations`, if that is wanted. In eager mode, it makes the
+      variables that an applied step makes.
+      """
       if tf.executing_eagerly():
         self._create_variables(part.grads_and_vars)
       # Keras 3 applies accumulated gradients every few iterations: a skipped
@@ -393,10 +396,13 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       raise
 
   def __getattr__(self, name: str) -> Any:
-    # for attributes that this class lacks
+    """Returns a public attribute of the inner optimizer, which this class lacks."""
     return optimizers.inner_attribute(self, name)
 
   def __setattr__(self, name: str, value: object) -> None:
+    """Sets an attribute of the inner optimizer if only that has it, otherwise one of
+    this object.
+    """
     if optimizers.sets_inner_attribute(self, name):
       setattr(self._optimizer, name, value)
     else:
