@@ -106,6 +106,7 @@ def _taking_after(loss: Callable[[], Any], names: List[str]) -> Callable[[], Any
   """Returns a callable loss that takes names after it has built its ops."""
 
   def build_and_take() -> Any:
+    """Returns the loss; takes the names once its ops have theirs."""
     built = loss()
     native_names.take(names)
     return built
@@ -249,6 +250,10 @@ def note_variables(
 
   @functools.wraps(apply_in_each_replica)
   def apply_and_note(should_apply: Any, apply: _Function, *args: Any) -> _Result:
+    """Notes the variables that the inner optimizer creates in a graph.
+
+    In eager mode, it only calls the wrapped function.
+    """
     graph = graphs.init_scope_graph()
     if graph is None:
       return apply_in_each_replica(should_apply, apply, *args)
@@ -265,6 +270,9 @@ def note_variables(
     def create_variable(
       next_creator: Callable[..., tf.Variable], **options: Any
     ) -> tf.Variable:
+      """Creates a variable outside of the conditional, and notes the name that was
+      asked for, with its name scope.
+      """
       wanted = options.get("name")
       if conditional and wanted:  # the slot of a tensor, which has the name of the op
         options["name"] = _without(conditional, outer, wanted)

@@ -94,6 +94,9 @@ class Installation:
 
     @functools.wraps(saver_build)
     def build(self: tf.train.Saver) -> None:
+      """Adds TensorFlow's names to what the Saver saves. One with a `saver_def` builds
+      nothing: its ops exist already.
+      """
       if self.saver_def is None:
         savers.change_var_list(self, saver.add_tensorflow_names)
       saver_build(self)

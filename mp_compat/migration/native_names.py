@@ -69,12 +69,14 @@ class _Inner(tf.train.Optimizer):
     self._grads, self._called = grads, called
 
   def compute_gradients(self, loss: Any, *args: object, **kwargs: object) -> List[Any]:
+    """Notes the call; returns the gradients with themselves in place of variables."""
     if callable(loss):
       loss()
     self._called()
     return [(grad, grad) for grad in self._grads]
 
   def apply_gradients(self, *args: object, **kwargs: object) -> tf.Operation:
+    """Notes the call; returns an op whose name does not count."""
     self._called()
     return tf.no_op(_STEP)
 
@@ -164,6 +166,7 @@ def _requests(
   current = requests.reading
 
   def called() -> None:
+    """Ends `before`: further names belong to `after`."""
     nonlocal current
     current = requests.after
 
@@ -180,6 +183,7 @@ def _requests(
     unique_name = graph.unique_name
 
     def note_name(name: str, mark_as_used: bool = True) -> str:
+      """Returns what `unique_name` of the graph returns; notes names of the root."""
       is_at_root = not graph.get_name_scope()
       if mark_as_used and is_at_root and not name.startswith(_STEP):
         current.append(name)
