@@ -98,6 +98,7 @@ def kept(paths: Sequence[str]) -> Iterator[Callable[[], None]]:
   existing = [path for path in folders if os.path.exists(path)]
 
   def copy_back() -> None:
+    """Gives the folders the contents that they had at first; removes the others."""
     for path in folders:
       _remove(path)
       if path in existing:
@@ -198,6 +199,7 @@ def run(
   last = bytearray()
 
   def read_output() -> None:
+    """Keeps the last bytes of the output, and lets the program write further ones."""
     for chunk in iter(lambda: output.read1(_SHOWN), b""):
       last.extend(chunk)
       del last[:-_SHOWN]

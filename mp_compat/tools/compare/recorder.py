@@ -512,6 +512,10 @@ def _observe_exec(recorder: Recorder) -> None:
   """Notes whether the program replaces itself by another one."""
 
   def noting(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    """Returns a wrapper of a function that replaces the program; it returns only by an
+    error.
+    """
+
     @functools.wraps(execute)
     def note_and_execute(*args: Any) -> NoReturn:
       recorder.note_exec(is_replaced=True)

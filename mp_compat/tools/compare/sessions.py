@@ -61,6 +61,7 @@ def _observed_run(around: Around) -> _Function:
     is_partial = handle is not None
 
     def run(decisions: List[tf.Tensor]) -> Tuple[Any, Dict[str, bool]]:
+      """Reads `decisions` in the run of the program; see `Run`."""
       read = {}
       for tensor in decisions:
         if not is_partial or tensor.name in fed:
@@ -108,6 +109,7 @@ def _observed_make_callable_from_options(
 
     @functools.lru_cache(maxsize=None)
     def callable_with(*further: str) -> _Function:
+      """Returns a callable that also fetches the tensors of the names `further`."""
       extended = type(options)()
       extended.CopyFrom(options)
       extended.fetch.extend(further)
@@ -152,6 +154,8 @@ def on_eager_gradients(report: Callable[[], None]) -> None:
   """
 
   def reporting(compute: _Function) -> _Function:
+    """Returns a wrapper of a function that computes gradients."""
+
     def compute_and_report(*args: object, **kwargs: object) -> object:
       if graphs.init_scope_graph() is None:
         report()

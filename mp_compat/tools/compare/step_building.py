@@ -42,10 +42,12 @@ def observe_optimizers(scales_loss: _ScalesLoss, know: _Know = _ignore) -> None:
   base: Any = trackable.Trackable
 
   def observe_class(cls: Any) -> None:
+    """Replaces `apply_gradients` of a class, if it defines a step."""
     if _defines_step(cls):
       cls.apply_gradients = _recording(cls.apply_gradients, scales_loss, know)
 
   def observe_subclass(cls: Any, **kwargs: object) -> None:
+    """Replaces `__init_subclass__`, which Python calls for each later class."""
     super(base, cls).__init_subclass__(**kwargs)
     observe_class(cls)
 
@@ -286,6 +288,9 @@ def observe_decisions(
 
   @functools.wraps(decide)
   def decide_and_record(*args: Any, **kwargs: Any) -> Any:
+    """Calls the method, and then sets the decisions of the open steps: to those of
+    before the call, and those of `decisions_of`.
+    """
     graph = graphs.init_scope_graph()
     if graph is None:
       return decide(*args, **kwargs)
