@@ -81,6 +81,9 @@ class _InnerLookupMixin(AnyBase):
   _create_or_restore_slot_variable = inner_attribute("_create_or_restore_slot_variable")
 
   def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Returns the child of this name in a checkpoint, of the wrapper or else of the
+    inner optimizer; None if neither has it.
+    """
     dependency = super()._lookup_dependency(name, *args, **kwargs)
     if dependency is None and name != "base_optimizer":
       return self._optimizer._lookup_dependency(name)
@@ -273,6 +276,7 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
     compute_grads = super().get_gradients
 
     def compute() -> Pairs:
+      """Returns pairs without variables, as `_clipping_later` expects them."""
       return [(grad, None) for grad in compute_grads(loss, params)]
 
     pairs = self._clipping_later(compute)
@@ -281,6 +285,14 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
   def _clipping_later(self, compute: Callable[[], Pairs]) -> Pairs:
     """Returns what `compute` returns; up to 2.3 the inner optimizer would clip in it,
     before gradients are unscaled.
+
+        remove `clipnorm` and `clipvalue` from the inner optimizer
+        pairs = compute()                       unscaled gradients
+        set them again, also after an error
+        clip the gradients of the pairs
+
+    Args:
+      compute: returns pairs of unscaled gradients and variables.
     """
     if keras_features.CLIPS_WHEN_APPLYING:
       return compute()

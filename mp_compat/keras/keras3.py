@@ -55,6 +55,11 @@ def _map_gradients(
 
   The "gradient" of a variable with `overwrite_with_gradient` is its new value, which is
   not scaled; `function` gets None for it.
+
+  Args:
+    function: scales or unscales a list of gradients; returns as many.
+    grads: gradients, or new values, side by side with `variables`.
+    variables: variables of Keras 3 or TensorFlow.
   """
   given: List[gradients.Gradient] = []
   values = {}  # by their places
@@ -251,6 +256,7 @@ class Keras3Mixin(keras2.AnyBase):
     variables = list(trainable_variables or self._trainable_variables)
 
     def apply(pairs: keras2.Pairs) -> None:
+      """Calls the inner optimizer's `apply`, which takes two lists."""
       inner_grads, inner_variables = zip(*pairs)
       self._optimizer.apply(list(inner_grads), list(inner_variables))
 
@@ -291,6 +297,11 @@ class Keras3Mixin(keras2.AnyBase):
         gradients that get_unscaled_gradients() returned     not scaled
         what this function did last, or a graph around it    as `KerasState` says
         otherwise                                            scaled, as in Keras's class
+
+    The last case raises the error if `get_unscaled_gradients` was called elsewhere, in
+    another function: these may be its gradients, or derive from them. A function keeps
+    this answer for all later calls, so that the state outside notes it
+    (`divides_others`), and a later `get_unscaled_gradients` raises the error instead.
     """
     if self._are_unscaled(grads, all):
       return False
@@ -308,6 +319,11 @@ class Keras3Mixin(keras2.AnyBase):
   def _record_unscaled(self, grads: List[gradients.Gradient]) -> None:
     """Records what `get_unscaled_gradients` returns, for `apply_gradients`; raises a
     ValueError if another function has divided gradients that may be unscaled.
+
+    The gradients are known by identity. What derives from them, such as clipped ones,
+    is known only by `takes_scaled` of the functions here: None becomes False. After
+    `scale_loss` it stays True, because the program may unscale only to log or to
+    compute a norm, and then pass on the scaled gradients.
     """
     outer = self._state_in(graphs.init_scope_graph())
     if outer.divides_others:
@@ -319,11 +335,15 @@ class Keras3Mixin(keras2.AnyBase):
       if grad is not None:
         outer.unscaled[id(grad)] = grad
     for state in self._states_here():
+      # None becomes False; True, after `scale_loss`, stays.
       state.takes_scaled = bool(state.takes_scaled)
 
   def _states_here(self) -> List[Any]:
     """Returns the states of the current function, branch or loop body and of those
     around it; in eager mode, its state.
+
+    The graphs around a branch count, because gradients that it returns are applied
+    there. In a function, the state of eager mode is not among them.
     """
     functions = [
       graph for graph in graphs.enclosing_graphs() if graph.building_function
@@ -335,6 +355,9 @@ class Keras3Mixin(keras2.AnyBase):
   ) -> bool:
     """Returns whether any or all (`which`) of the gradients are known to be
     unscaled.
+
+    `which` is the built-in `any` or `all`. None does not count; without any other
+    gradient, the result is False.
     """
     known = self._state_in(graphs.init_scope_graph()).unscaled or {}
     present = [grad for grad in grads if grad is not None]

@@ -349,6 +349,9 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     grads, variables = zip(*part.grads_and_vars)
 
     def skip() -> Optional[tf.Operation]:
+      """Counts the step in `iterations`, if that is wanted. In eager mode, it makes the
+      variables that an applied step makes.
+      """
       if tf.executing_eagerly():
         self._create_variables(part.grads_and_vars)
       # Keras 3 applies accumulated gradients every few iterations: a skipped
@@ -393,10 +396,13 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
       raise
 
   def __getattr__(self, name: str) -> Any:
-    # for attributes that this class lacks
+    """Returns a public attribute of the inner optimizer, which this class lacks."""
     return optimizers.inner_attribute(self, name)
 
   def __setattr__(self, name: str, value: object) -> None:
+    """Sets an attribute of the inner optimizer if only that has it, otherwise one of
+    this object.
+    """
     if optimizers.sets_inner_attribute(self, name):
       setattr(self._optimizer, name, value)
     else:
@@ -452,8 +458,15 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     """Returns an optimizer from a configuration by `get_config` of this class or
     TensorFlow's, of any version.
 
+        inner = the optimizer that the configuration contains
+        cls = the public class, if this one is for another kind of optimizers
+        if it describes a LossScale: make that
+        if it has the later form, and the constructor of `cls` only the earlier form:
+          make a LossScale from the arguments of the later form
+        cls(inner, **the other arguments)
+
     Args:
-      config: a configuration of either form.
+      config: a configuration of either form; is not changed.
       custom_objects: further classes of optimizers and loss scales, by name.
 
     Raises:
@@ -479,6 +492,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
         config["loss_scale"], custom_objects or {}
       )
     elif "loss_scale" not in config and not takes_later_form:
+      # of the experimental class, or of a program's subclass like it
       later = dict(inner_kind.mixin._dynamic_arguments)
       for name in ("dynamic", "initial_scale", "dynamic_growth_steps"):
         if name in arguments:

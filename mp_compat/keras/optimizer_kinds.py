@@ -115,7 +115,16 @@ def concrete_class(cls: type, optimizer: object) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _concrete_of(cls: type, kind: OptimizerKind) -> Any:
-  """Returns the subclass of `cls` for a kind, always the same."""
+  """Returns the subclass of `cls` for a kind, always the same.
+
+      combined = class(cls, kind.mixin, kind.native)    with the metaclasses of both
+      class(combined)                                   with one base, for Horovod
+
+  Args:
+    cls: `LossScaleOptimizer`, `experimental.LossScaleOptimizer`, or a program's
+      subclass of one.
+    kind: the kind of the inner optimizer.
+  """
   # `Model.compile` accepts only instances of the Keras to which the model belongs, and
   # a process may have several: each has a class, made on first use, so that no Keras is
   # imported for nothing.

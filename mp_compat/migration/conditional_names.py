@@ -80,6 +80,9 @@ def take_names_of_scaling(compute_gradients: _Function) -> _Function:
   def take_and_compute(
     self: tf.train.Optimizer, loss: Any, *args: object, **kwargs: object
   ) -> List[Any]:
+    """Takes the names of the scaled loss before the gradients are computed, and those
+    of the division after it.
+    """
     if not _is_in_plain_graph():
       return compute_gradients(self, loss, *args, **kwargs)
     scaling = native_names.of_compute_gradients(self.loss_scale, loss)
@@ -103,6 +106,7 @@ def _taking_after(loss: Callable[[], Any], names: List[str]) -> Callable[[], Any
   """Returns a callable loss that takes names after it has built its ops."""
 
   def build_and_take() -> Any:
+    """Returns the loss; takes the names once its ops have theirs."""
     built = loss()
     native_names.take(names)
     return built
@@ -119,6 +123,15 @@ def record_tensorflow_names(apply_gradients: _Function) -> _Function:
   def apply_and_record(
     self: tf.train.Optimizer, grads_and_vars: Any, *args: object, **kwargs: object
   ) -> Optional[tf.Operation]:
+    """Takes the names before and after the inner optimizer is called, and records those
+    of the variables that it creates between.
+
+        number = that of the next conditional here
+        take the names before; the last may be that of the conditional
+        apply_gradients, whose variables `note_variables` notes
+        take the names after
+        record the names, unless no step was built
+    """
     if not _is_in_plain_graph():
       return apply_gradients(self, grads_and_vars, *args, **kwargs)
     graph, scope = tf.get_default_graph(), op_names.name_scope()
@@ -162,8 +175,21 @@ def _record_names(
   """Records the names of variables that were created in a step in a name scope, where
   `number` was that of the next conditional.
 
-  `is_counted` says whether the graph has counted the conditionals of TensorFlow's
-  class, as its own.
+      number += conditionals of TensorFlow's class that the graph has not counted
+      number += the place of the conditional in which variables are made
+      name = before/scope/cond_NUMBER/after      under control flow v2: before/after
+
+  After a loss scale whose conditionals are unknown, the numbers in this name scope
+  stay unknown: `offsets[scope]` is None from then on.
+
+  Args:
+    scale: the loss scale of the step.
+    graph: the graph of the step.
+    scope: the name scope in which `apply_gradients` was called.
+    number: the number of the next "cond" in the scope before the step.
+    created: what `_names_in_scope` returns.
+    is_counted: whether the graph has counted the conditionals of TensorFlow's class,
+      as its own, because their names were taken.
   """
   offsets = records.record_in(
     graph, "more_conditionals", lambda: collections.defaultdict(int)
@@ -193,6 +219,9 @@ def _record_names(
 def _inner_ops_in(graph: tf.Graph, conditional: Optional[str]) -> Iterator[None]:
   """Makes a context manager: the inner optimizer builds its ops in the name scope of
   a conditional, as with TensorFlow's class; its variables do not get that name.
+
+  `note_variables` reads the innermost entry of the list. `conditional` is a full name,
+  such as "head/cond_1"; None if the step has no conditional.
   """
   around = records.record_in(graph, "conditionals_of_steps", list)
   around.append(conditional)
@@ -207,10 +236,24 @@ def note_variables(
 ) -> Callable[..., _Result]:
   """Returns a wrapper of `conditional_apply.apply_in_each_replica` that notes what the
   inner optimizer creates.
+
+      in the name scope of the conditional of TensorFlow's class, if it has one:
+        call the inner optimizer
+      for each variable that it creates:
+        remove the conditional from its name, and from the current name scope
+        create it
+        note it, and the name that was asked for
+
+  So ops have the names of TensorFlow's class, and variables those that they have
+  without a conditional. `record_tensorflow_names` reads what is noted.
   """
 
   @functools.wraps(apply_in_each_replica)
   def apply_and_note(should_apply: Any, apply: _Function, *args: Any) -> _Result:
+    """Notes the variables that the inner optimizer creates in a graph.
+
+    In eager mode, it only calls the wrapped function.
+    """
     graph = graphs.init_scope_graph()
     if graph is None:
       return apply_in_each_replica(should_apply, apply, *args)
@@ -227,6 +270,9 @@ def note_variables(
     def create_variable(
       next_creator: Callable[..., tf.Variable], **options: Any
     ) -> tf.Variable:
+      """Creates a variable outside of the conditional, and notes the name that was
+      asked for, with its name scope.
+      """
       wanted = options.get("name")
       if conditional and wanted:  # the slot of a tensor, which has the name of the op
         options["name"] = _without(conditional, outer, wanted)
@@ -262,7 +308,13 @@ def _name_scope(scope: Optional[str]) -> ContextManager[object]:
 
 
 def _without(conditional: str, outer: str, name: str) -> str:
-  """Returns a name, or name scope, without a conditional in the name scope `outer`."""
+  """Returns a name, or name scope, without a conditional in the name scope `outer`.
+
+      _without("head/cond", "head", "head/cond/Adam")         "head/Adam"
+      _without("head/cond", "head", "tail/head/cond/mul/m")   "tail/head/mul/m"
+
+  `conditional` is a full name. The name itself is returned if it is not in it.
+  """
   head, found, tail = "/{}/".format(name).partition("/{}/".format(conditional))
   if not found:
     return name
@@ -288,7 +340,21 @@ def _names_in_scope(
   """Returns the variables whose names depend on the name scope in which they were made.
 
   They are variables that `tf.get_variable` did not make, and slots of tensors that were
-  built in the scope, which are named after the tensors.
+  built in the scope, which are named after the tensors. In the name scope "head":
+
+      made                            asked name            result
+      tf.Variable(0., name="power")   head/power            ("", "power")
+      slot Adam of tensor head/mul    tail/head/mul/Adam    ("tail/", "mul/Adam")
+
+  Args:
+    made: what the step created, with the names that were asked for.
+    scope: the name scope in which `apply_gradients` was called; "" for the root.
+    conditional: the full name of the conditional in which the inner optimizer built
+      its ops; None without one.
+    built: the ops of the step.
+
+  Returns:
+    By the name of a variable, what its asked name has before the scope, and after it.
   """
   tensors = {op.name for op in built if op.outputs}
   if conditional:
@@ -300,6 +366,7 @@ def _names_in_scope(
       found[name] = "", _after_scope(asked, scope)
       continue
     parts = asked.split("/")
+    # A slot has the name of its tensor and then its own, perhaps in a variable scope.
     for first, last in itertools.combinations(range(len(parts)), 2):
       tensor = "/".join(parts[first:last])
       if tensor in tensors:

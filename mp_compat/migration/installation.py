@@ -94,6 +94,9 @@ class Installation:
 
     @functools.wraps(saver_build)
     def build(self: tf.train.Saver) -> None:
+      """Adds TensorFlow's names to what the Saver saves. One with a `saver_def` builds
+      nothing: its ops exist already.
+      """
       if self.saver_def is None:
         savers.change_var_list(self, saver.add_tensorflow_names)
       saver_build(self)
@@ -158,6 +161,17 @@ class Installation:
 
     TensorFlow keeps its interface in `tensorflow._api`; importing
     `tensorflow.compat.v1` by name creates a second copy.
+
+        for each part of the path:
+          create the module, in all copies of the one around it, if it is missing
+          make it importable by its full name
+        return all copies of the last module
+
+    Args:
+      path: a name with dots, without `tensorflow.`, such as "compat.v1.train".
+
+    Raises:
+      ImportError: If the path leads into Keras, and Keras is not installed.
     """
     module, full = tensorflow, "tensorflow"
     for part in path.split("."):
@@ -178,6 +192,7 @@ class Installation:
     return _copies(module, full)
 
   def _set(self, owner: object, name: str, value: object) -> None:
+    """Sets an attribute of a module or class, and remembers how to undo that."""
     self._undo.append((owner, name, getattr(owner, name, _ABSENT)))
     setattr(owner, name, value)
 

@@ -58,19 +58,25 @@ class Requests(NamedTuple):
 
 
 class _Inner(tf.train.Optimizer):
-  """An inner optimizer that builds nothing, and calls `called()` when it is called."""
+  """An inner optimizer that builds nothing, and calls `called()` when it is called.
+
+  It takes the place of the program's optimizer in TensorFlow's class, so that names
+  are noted as requested before it, or after it. `compute_gradients` returns `grads`.
+  """
 
   def __init__(self, grads: List[Any], called: Callable[[], None]) -> None:
     super().__init__(False, _STEP)
     self._grads, self._called = grads, called
 
   def compute_gradients(self, loss: Any, *args: object, **kwargs: object) -> List[Any]:
+    """Notes the call; returns the gradients with themselves in place of variables."""
     if callable(loss):
       loss()
     self._called()
     return [(grad, grad) for grad in self._grads]
 
   def apply_gradients(self, *args: object, **kwargs: object) -> tf.Operation:
+    """Notes the call; returns an op whose name does not count."""
     self._called()
     return tf.no_op(_STEP)
 
@@ -138,12 +144,29 @@ def _requests(
   """Returns the names that `build(optimizer, twins of arguments)` requests at the root
   of a new graph; the inner optimizer computes twins of `grads`.
 
-  Returns None if this TensorFlow has no such class, or its class cannot build the step.
+      make TensorFlow's class, in a graph that is dropped
+      note each name that is requested at the root
+      read the loss scale                       -> reading
+      build(...), until the inner optimizer     -> before
+      the rest of build(...)                    -> after
+
+  Names within a name scope do not count: the scope itself is requested at the root.
+
+  Args:
+    scale: the loss scale of the program, which decides on the class and its scale.
+    arguments: gradients or a loss, of whose types and shapes `build` gets placeholders.
+    grads: what the inner optimizer's `compute_gradients` returns, by type and shape.
+    build: calls a method of the optimizer.
+
+  Returns:
+    The names; None if this TensorFlow has no such class, or its class cannot build the
+    step.
   """
   requests = Requests([], [], [])
   current = requests.reading
 
   def called() -> None:
+    """Ends `before`: further names belong to `after`."""
     nonlocal current
     current = requests.after
 
@@ -160,6 +183,7 @@ def _requests(
     unique_name = graph.unique_name
 
     def note_name(name: str, mark_as_used: bool = True) -> str:
+      """Returns what `unique_name` of the graph returns; notes names of the root."""
       is_at_root = not graph.get_name_scope()
       if mark_as_used and is_at_root and not name.startswith(_STEP):
         current.append(name)
@@ -195,6 +219,9 @@ def _make_native(
 ) -> Tuple[Optional[tf.train.Optimizer], Callable[[], Any]]:
   """Returns an optimizer of TensorFlow's own class, if there is one, with a loss scale
   like `scale`, and a function that reads this.
+
+  Only what the names depend on is alike: whether the scale is dynamic, and whether its
+  `update` is TensorFlow's. Its value is not.
   """
   if isinstance(scale, contrib.LossScaleManager):
     return _make_contrib(inner, scale)

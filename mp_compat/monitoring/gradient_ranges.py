@@ -124,11 +124,13 @@ class _BackwardPass(NamedTuple):
   """What computes gradients from one loss scale.
 
   Attributes:
-    tensors: all tensors between the scale and the gradients.
+    tensors: all tensors between the scale and the gradients: they derive from the
+      scale, and gradients of variables derive from them.
     layers: the gradients of layers among them: not those of variables, nor those that
       only contain the scale, or values of others.
     behind_loss: the keys of those that come after the gradient of the loss function,
-      from the last layer with a variable on.
+      from the last layer with a variable on. The other tensors belong to the loss
+      function itself.
   """
 
   tensors: List[tf.Tensor]
@@ -342,7 +344,19 @@ def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_BackwardPass
 
 
 def _backward_pass(scale: tf.Tensor, ends: List[tf.Tensor]) -> _BackwardPass:
-  """Returns the backward pass from a loss scale to gradients of variables, `ends`."""
+  """Returns the backward pass from a loss scale to gradients of variables.
+
+      derived = the tensors between `scale` and `ends`
+      layers = derived, without tensors that contain the values of an end, casts of
+          the scale, and results of ops that only move values
+      entering = inputs of the ops that compute the ends, if they are in derived: the
+          gradients of the outputs of all layers with variables
+      behind_loss = entering, and what derives from them
+
+  Args:
+    scale: the loss scale that multiplied the loss.
+    ends: the gradients of variables before they are divided by `scale`.
+  """
   read_by = dataflow.readers(ends)
   derived = dataflow.descendants(read_by, [scale])
   readers_of_scale = read_by.get(lineage.tensor_key(scale), [])
@@ -397,6 +411,9 @@ def _measure(measured: List[Measured]) -> GradientRange:
         count them together, in the branch in which they are computed
         outside of the branch, zeros stand for the counts if it is not executed
       bring the counts in the order of `measured`, and compute shares from them
+
+  A tensor that may be dead, because a branch is not executed, is a group of its own.
+  That is known when the graph is built: `are_dead` has Python bools.
 
   Returns:
     The ranges, each field stacked; () for each without tensors.

@@ -162,6 +162,7 @@ class Tensor:
       self._note_vanishing(exponents, zeros, shift)
     if not exponents:
       return None
+    # the exponent of the smallest values that must not vanish
     kept = math.inf if is_noise else _lowest_kept(exponents)
     is_cut_off = is_float16 and _is_cut_off(exponents, kept)
     if is_cut_off:
@@ -209,10 +210,14 @@ class Tensor:
 
   def doubtful_scale(self) -> Optional[int]:
     """Returns the exponent of the largest scale at which values may have become zeros;
-    None if others show them: values at the same or a larger scale that are complete.
+    None if there is none, or if a record at a larger scale is complete.
 
-    Zeros are right where there are other values in any record, as after a layer of
-    zeros was trained.
+        with values in any record    the largest scale at which values were cut off
+        otherwise                    the largest scale at which all were zeros
+
+    A complete record at the same scale does not show what another one has lost. Zeros
+    are right where there are other values in any record, as after a layer of zeros was
+    trained.
     """
     doubtful = self._cut_off if self.exponents else self._zero
     return doubtful if doubtful >= max(self._complete, 0) else None

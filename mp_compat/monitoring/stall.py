@@ -273,7 +273,13 @@ def _first(read: List[_Values], part: str, ends: Tuple[str, ...]) -> Optional[_V
           not through values that are
       the first of the searched values that belongs to the pass `part`; None for none
 
-  A softmax of -inf is finite, for example, so that a mask of -inf is no reason.
+  A softmax of -inf is finite, for example, so that a mask of -inf is no reason. The
+  search goes on through tensors that were not fetched, such as those in loops.
+
+  Args:
+    read: all values; those of a pass are in the order in which they were created.
+    part: "forward" or "backward".
+    ends: the parts that the pass makes not finite: "gradient", "loss".
   """
   wrong = [each for each in read if not each.is_finite]
   finite = contexts.keys_of(each.observed.tensor for each in read if each.is_finite)

@@ -143,6 +143,13 @@ def _labels(
       label tensors that the advice names, and extremes; too close ones move down
       label every n-th of the others, so that there are about `MOST_LABELS`
 
+  A label may thus stand up to some rows below that of its tensor. An n-th tensor has
+  none if one of the first kind is less than n rows away.
+
+  Args:
+    history: the tensors, in the order of the rows.
+    advice: names tensors in its text.
+
   Returns:
     The names of tensors by the row beside which they stand.
   """
@@ -179,6 +186,11 @@ def _extremes(history: range_history.History) -> List[str]:
 def _draw_histograms(axes: Any, history: range_history.History) -> None:
   """Draws a row for each tensor, with a column for each binary exponent, and lines at
   the ends of the range of the number format: without a loss scale, and at the last one.
+
+      columns    from the lowest exponent, but at most 20 below float16's range at the
+                 last scale; to 2 above the highest exponent, or float16's range
+      rows       the square root of each exponent's share; red if never finite
+      lines      orange: the range of the format; green: divided by the last scale
 
   Args:
     axes: matplotlib's Axes.

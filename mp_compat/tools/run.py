@@ -46,7 +46,16 @@ def load(argv: List[str]) -> Tuple[types.ModuleType, types.CodeType]:
 
 
 def _load(argv: List[str]) -> Tuple[types.ModuleType, types.CodeType]:
-  """Does what `load` does; its NotFoundError says only what is wrong."""
+  """Does what `load` does; its NotFoundError says only what is wrong.
+
+      remove the entry that the interpreter added to sys.path for this command
+      -m MODULE                    sys.path[0] = the current directory
+      a directory or a zip file    sys.path[0] = itself; the code of its __main__.py
+      a script                     sys.path[0] = its directory, without links
+      sys.argv = what the program would have
+
+  In the interpreter's safe mode, only a directory or zip file is added to `sys.path`.
+  """
   # With -P, PYTHONSAFEPATH or -I, the interpreter adds no directory.
   is_safe = bool(getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
   if not is_safe:

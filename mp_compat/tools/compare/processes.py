@@ -50,6 +50,9 @@ def give_up(reason: object) -> NoReturn:
 def _interruptible() -> Iterator[Callable[[], None]]:
   """Raises a KeyboardInterrupt at the first signal that ends processes; yields a
   function that ignores further ones.
+
+  Signals that are ignored already, as by nohup, stay so. At the end, all handlers are
+  those of before.
   """
 
   def ignore() -> None:
@@ -79,14 +82,23 @@ def kept(paths: Sequence[str]) -> Iterator[Callable[[], None]]:
   """Keeps folders that programs write to; yields a function that gives them the
   contents that they had at first.
 
+      with kept(["checkpoints"]) as copy_back:
+        for run in runs:
+          copy_back()
+          ...  # the program writes to checkpoints
+
   They are renamed, and copied back: the originals never change, and exist even if this
   process is killed. At the end, also after an interrupt, removes what the programs
-  made, and renames them back.
+  made, and renames them back. Folders that do not exist at first are removed.
+
+  Raises:
+    CannotRunError: If a folder cannot be renamed or copied.
   """
   folders = _outermost(paths)
   existing = [path for path in folders if os.path.exists(path)]
 
   def copy_back() -> None:
+    """Gives the folders the contents that they had at first; removes the others."""
     for path in folders:
       _remove(path)
       if path in existing:
@@ -159,10 +171,17 @@ def run(
   """Runs a program in `directory` to its end, or to the last step; its processes end
   with it.
 
-  Raises a ProgramFailedError if it fails, and a CannotRunError if it cannot be run or
-  recorded. `settings` are the fields of `recorder.Settings`; the program finds `name`
-  as MP_COMPAT_RUN in the environment. `folder` is for files, and has the standard input
-  as `input`.
+  Args:
+    settings: the fields of `recording.Settings`.
+    name: the name of the run, which the program finds as MP_COMPAT_RUN in the
+      environment.
+    argv: the program and its arguments, as `tools.run.load` takes them.
+    directory: the current directory of the program.
+    folder: a folder for files, which has the standard input as `input`.
+
+  Raises:
+    ProgramFailedError: If it fails; has its last lines.
+    CannotRunError: If it cannot be run or recorded.
   """
   with open(os.path.join(folder, "settings"), "w", encoding="utf-8") as file:
     json.dump(settings, file)
@@ -180,6 +199,7 @@ def run(
   last = bytearray()
 
   def read_output() -> None:
+    """Keeps the last bytes of the output, and lets the program write further ones."""
     for chunk in iter(lambda: output.read1(_SHOWN), b""):
       last.extend(chunk)
       del last[:-_SHOWN]

@@ -174,6 +174,25 @@ class Recorder:
   ) -> Any:
     """Runs, and records the variables before and after it where `training` says so; see
     `sessions.observe`.
+
+        effects = what the run does to variables, from the graph
+        record the start, if it is due
+        result = run(effects.decisions)     also reads what decides on steps
+        executions = the steps that it executed
+        count them, and record the variables, if that is due
+
+    If the run fails, nothing is recorded after it, but variables that it may have
+    initialized are read again later. The lock is not held during the run, because a run
+    may wait for that of another thread.
+
+    Args:
+      sess: the session.
+      elements: the ops and tensors that the program fetches.
+      fed: the names of the tensors that it feeds.
+      run: makes the run; gets the tensors to read as well.
+
+    Returns:
+      What the program's run returns.
     """
     with self._lock:
       graph = self._graph(sess.graph)
@@ -212,7 +231,10 @@ class Recorder:
     elements: List[Union[tf.Operation, tf.Tensor]],
     fed: FrozenSet[str],
   ) -> run_effects.Effects:
-    """Returns what a run of `elements` does to variables; remembers it in `known`."""
+    """Returns what a run of `elements` does to variables; remembers it in `known`.
+
+    `_graph` forgets it when ops are added to the graph.
+    """
     key = frozenset(element.name for element in elements), fed
     if key not in known.effects:
       known.effects[key] = run_effects.effects_of(graph, elements, fed)
@@ -232,7 +254,14 @@ class Recorder:
     change: training.Change,
     executions: List[training.Execution],
   ) -> None:
-    """Counts and records a run; ends the process after the last step."""
+    """Counts and records a run; ends the process after the last step.
+
+    Args:
+      sess: the session.
+      graph: what is known of its graph.
+      change: what the run may have done to variables.
+      executions: the steps that it executed; [] if it was no train step.
+    """
     if change.unseen:
       self.note(unseen="training", unseen_names=sorted(change.unseen))
     kind = self._sessions[sess].history.add(change, executions, graph.trained)
@@ -249,7 +278,11 @@ class Recorder:
       self._exit()
 
   def _graph(self, graph: tf.Graph) -> _Graph:
-    """Returns what is known of a graph; computes it again if ops were added to it."""
+    """Returns what is known of a graph; computes it again if ops were added to it.
+
+    Writes a line on the variables only if there are others than before: a record
+    belongs to the last such line of its graph.
+    """
     known = records.record_in(graph, "recording", lambda: _Graph(next(self._numbers)))
     if known.version == graph.version:
       return known
@@ -287,6 +320,16 @@ class Recorder:
   def _record(self, sess: tf.Session, graph: _Graph, kind: str) -> None:
     """Records all variables of a session: anything may have changed them, such as
     functions of `tf.data`, which no op of a run tells, or other sessions of a server.
+
+        read the variables, and compute their digests
+        write the record
+        note scales, the number of variables, and whether steps trained
+        keep the values, if they differ from the reference, or the parent asked for them
+
+    Args:
+      sess: the session.
+      graph: what is known of its graph.
+      kind: START, STEP or ASSIGNMENT of `training`.
     """
     known = self._sessions[sess]
     values = self._read(sess, graph)
@@ -340,7 +383,8 @@ class Recorder:
     """Returns the names of the variables in the first difference from the reference,
     which it notes; [] for others.
 
-    Ends a run that starts from other values than the reference.
+    After the first difference, the reference is no longer read. Ends a run that starts
+    from other values than the reference.
     """
     reference = None if self.notes["difference"] else next(self._reference, None)
     if reference is None:
@@ -468,6 +512,10 @@ def _observe_exec(recorder: Recorder) -> None:
   """Notes whether the program replaces itself by another one."""
 
   def noting(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    """Returns a wrapper of a function that replaces the program; it returns only by an
+    error.
+    """
+
     @functools.wraps(execute)
     def note_and_execute(*args: Any) -> NoReturn:
       recorder.note_exec(is_replaced=True)
@@ -485,6 +533,14 @@ def _observe_exec(recorder: Recorder) -> None:
 def _install(settings: recording.Settings, recorder: Recorder) -> None:
   """Makes this package the program's loss scaling; without loss scaling, with scale 1
   and every step applied.
+
+      run       optimizers
+      SCALED    of this package, as the program constructs them
+      UNSCALED  of this package, with one FixedLossScale(1); no step is skipped
+
+  Args:
+    settings: says which run it is.
+    recorder: notes whether the program uses the package, and its warnings.
   """
   from mp_compat.keras import loss_scale_optimizer as keras_optimizer
   from mp_compat.migration import installation
@@ -539,8 +595,12 @@ def _noting(
   recorder: Recorder,
   unscaled: Optional[loss_scale.LossScale],
 ) -> Callable[..., None]:
-  """Returns a wrapper of a constructor that notes that the program uses this package;
-  `unscaled`, if not None, replaces the loss scale.
+  """Returns a wrapper of a constructor that notes that the program uses this package.
+
+  Args:
+    construct: the `__init__` of a wrapper of this package.
+    recorder: takes the note.
+    unscaled: replaces the loss scale of the optimizer; None to keep it.
   """
 
   @functools.wraps(construct)
@@ -587,7 +647,8 @@ def _scales_loss(optimizer: object) -> bool:
   """Returns whether an optimizer scales the loss.
 
   Makes graphs record which steps of one of TensorFlow's optimizers its loss scale
-  applies.
+  applies: it observes the class that defines the method of the loss scale, once. Loss
+  scales of this package need none of that, because `step.decide` is observed.
   """
   is_scaled = False
   for base in type(optimizer).__mro__:
@@ -612,7 +673,14 @@ def _part_of(
 
 
 def main() -> None:
-  """Runs the program of the command line."""
+  """Runs the program of the command line.
+
+      python -m mp_compat.tools.compare.recorder SETTINGS PROGRAM ARGUMENTS...
+
+  SETTINGS is a file with the fields of `recording.Settings` as JSON; then come the
+  program and its arguments, as `run.load` takes them. First replaces what the recorder
+  observes, so that the program imports the replaced functions.
+  """
   with open(sys.argv[1], encoding="utf-8") as file:
     settings = recording.Settings(**json.load(file))
   recorder = Recorder(settings)

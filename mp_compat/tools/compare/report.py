@@ -71,7 +71,16 @@ def problem(
   run: str, runs: Sequence[str], result: Notes, first: Notes
 ) -> Optional[str]:
   """Returns why a run does not show the training of the program, or not with mp_compat
-  where it should be used; None if it does. `first` is the result of the first run.
+  where it should be used; None if it does.
+
+  The first of these that applies: the run starts from other values; training was not
+  seen; nothing was trained; it was not the loss scaling that the run is for.
+
+  Args:
+    run: the name of the run, of RUNS.
+    runs: the names of all runs, in order.
+    result: what is known of the run.
+    first: what is known of the first run; `result` itself for that.
   """
   found = recording.difference_in(result)
   if found and found.is_of_initial_values:
@@ -256,6 +265,10 @@ def conclude(results: Dict[str, Notes], values_of: Values) -> Tuple[int, List[st
 
   The code is UNKNOWN if a repetition of the first run differs from it. It is DIFFERENT
   if another run does, except where only the first run skipped an overflow.
+
+  Args:
+    results: what is known of each run, by name, the first run first.
+    values_of: returns the values that a run kept of a record.
   """
   for run in (AGAIN, ONCE_MORE):
     repeated = results.get(run)
@@ -357,8 +370,19 @@ def _describe_other_self(found: Optional[Difference], ends: List[int]) -> str:
 
 
 def _reason(run: str, result: Notes, theirs: Arrays) -> str:
-  """Returns what the report says on the reason of a difference; `theirs` are values of
-  the reference.
+  """Returns what the report says on the reason of a difference.
+
+      only loss scales differ, and it is known why     that reason
+      a variable is missing in one of the runs         the variables are not the same
+      a session starts from other values               perhaps it restores a checkpoint
+      a run without loss scaling skips fewer steps     _OVERFLOW
+      this run skips more steps than the first         why the first run applied it
+      otherwise                                        _UNKNOWN_REASON
+
+  Args:
+    run: the name of the run.
+    result: what is known of it, with a difference.
+    theirs: the values of the first run that its repetition kept; {} if there are none.
   """
   found = Difference(**result["difference"])
   they_skipped, we_skipped = found.skipped
@@ -427,7 +451,11 @@ def _amounts(found: Difference, theirs: Arrays, ours: Arrays) -> Iterator[str]:
 
 
 def _amount(theirs: np.ndarray, ours: np.ndarray) -> str:
-  """Returns how many values of two arrays of the same shape differ, and how much."""
+  """Returns how many values of two arrays of the same shape differ, and how much.
+
+  For example "2 of 10 values differ, by up to 0.25". A NaN equals a NaN. The largest
+  distance is that of the values that are finite in both runs.
+  """
   is_same = (theirs == ours) | (np.isnan(theirs) & np.isnan(ours))
   with np.errstate(all="ignore"):
     apart = np.abs(theirs - ours)[~is_same]

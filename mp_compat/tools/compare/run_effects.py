@@ -44,14 +44,20 @@ class Effects(NamedTuple):
 def effects_of(
   graph: tf.Graph, elements: Iterable[runs.Element], fed: FrozenSet[str] = frozenset()
 ) -> Effects:
-  """Returns what a run of ops and tensors does to variables; tensors with names in
-  `fed` are not computed.
+  """Returns what a run of ops and tensors does to variables.
 
       executed = the ops that the run executes
       written = of those that change state, which variables they change
       executed_steps = the steps of the graph that they belong to
       others = variables written by ops that no step with loss scaling executes
       unseen = variables written by ops of optimizers that no step executes
+
+  The run is not made: all of this follows from the graph.
+
+  Args:
+    graph: the graph of the session, with the steps that it has recorded.
+    elements: the ops and tensors that the run fetches.
+    fed: the names of tensors that are fed, and therefore not computed.
   """
   executed = set(runs.executed_ops(elements, fed))
   written = {op: _written_by(op) for op in effects.changing(executed, graph)}
@@ -65,7 +71,7 @@ def effects_of(
     if op not in in_scaled:
       others |= names
     if op not in in_steps and _applies_gradients(op, graph):
-      unseen |= names or {op.name}
+      unseen |= names or {op.name}  # its variable may not be found
   local = _local_names(graph)
   change = training.Change(
     written=frozenset().union(*written.values()) - local,
@@ -84,6 +90,11 @@ def _executed_steps(
   """Returns the steps that a run may execute.
 
   A step in a function is one if a call changes a variable that the step trains.
+
+  Args:
+    graph: the graph of the session.
+    executed: the ops that the run executes.
+    written: those of them that change state, with the variables that they change.
   """
   by_calls: Set[str] = set()
   for op, names in written.items():
@@ -114,7 +125,14 @@ def _computed_decisions(
 def _ops_of_steps(
   graph: tf.Graph, of_steps: Iterable[BuiltStep], written: _Written, fed: FrozenSet[str]
 ) -> Set[tf.Operation]:
-  """Returns the ops that steps execute, and the calls of functions that contain one."""
+  """Returns the ops that steps execute, and the calls of functions that contain one.
+
+  Args:
+    graph: the graph of the session.
+    of_steps: some of its steps.
+    written: the ops of a run that change state, with the variables that they change.
+    fed: the names of tensors that are fed.
+  """
   ends: List[tf.Operation] = []
   for step in of_steps:
     ends += [op for op in step.ops if op.graph is graph]
@@ -141,6 +159,9 @@ def _applies_gradients(op: tf.Operation, graph: tf.Graph) -> bool:
 def _are_initializations(written: _Written, graph: tf.Graph) -> bool:
   """Returns whether the ops that change variables only set them to initial values, or
   to others that derive from no variable: restored or fed ones.
+
+  Returns False if no op changes a variable. `written` are the ops of a run that change
+  state, with the variables that they change.
   """
   assigning = [op for op in written if written[op]]
   if not assigning:
@@ -177,7 +198,14 @@ def _sets_value(op: tf.Operation) -> bool:
 
 
 def _written_by(op: tf.Operation) -> Set[str]:
-  """Returns the names of the variables that an op changes, if it changes state."""
+  """Returns the names of the variables that an op changes, if it changes state.
+
+      handles = inputs that are resources, without those that it only reads
+      handles += inputs that it takes by reference
+      follow the handles back to the ops of variables
+
+  The set is empty if these are other resources, such as iterators.
+  """
   # Conditionals, loops and functions have the attribute, from 2.3 on.
   only_read = op.node_def.attr["_read_only_resource_inputs"].list.i
   handles = []

@@ -15,6 +15,9 @@ def make_repeatable() -> None:
   """Gives each op without a seed the number of its call in the graph, not that of its
   op, and always a graph seed.
 
+      op_seed given    get_seed(op_seed)
+      none             get_seed(0), get_seed(1), ... in each graph, and in eager mode
+
   So a program has the same seeds whichever further ops are built between its own.
   Generators with a state from the system's entropy get such a seed, too.
   """

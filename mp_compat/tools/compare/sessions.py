@@ -29,8 +29,13 @@ def observe(around: Around) -> None:
   """Makes each run of any session call `around(session, elements, fed, run)`, and
   return what it returns.
 
+      def around(session, elements, fed, run):
+        result, read = run(decisions)     # result: what the program gets
+        return result
+
   `elements` are the ops and tensors that the run executes, `fed` the names of the
   tensors that it feeds. `around` calls `run(decisions)`, with the tensors to read.
+  `read` has their values by name, without those that the run could not read.
   """
   base = session.BaseSession
   base._run = _observed_run(around)
@@ -46,12 +51,17 @@ def _observed_run(around: Around) -> _Function:
   def observed_run(
     self: tf.Session, handle: Any, fetches: Any, feeds: Any, *args: object
   ) -> object:
+    """Calls `around` in place of a run; arguments as for `BaseSession._run`.
+
+    `handle` is that of a partial run; None for a whole one.
+    """
     elements = runs.fetched_elements(self.graph, fetches)
     fed_tensors = runs.fetched_elements(self.graph, list(feeds or {}))
     fed = frozenset(tensor.name for tensor in fed_tensors)
     is_partial = handle is not None
 
     def run(decisions: List[tf.Tensor]) -> Tuple[Any, Dict[str, bool]]:
+      """Reads `decisions` in the run of the program; see `Run`."""
       read = {}
       for tensor in decisions:
         if not is_partial or tensor.name in fed:
@@ -85,6 +95,10 @@ def _observed_make_callable_from_options(
 ) -> _Function:
   """Returns what replaces `BaseSession._make_callable_from_options`, which Keras
   calls.
+
+  The callable must fetch the decisions of its steps, too, which are known only when it
+  is called: `callable_with(names)` makes an extended callable once for each set of
+  names, and the results for the program are the first `count`.
   """
 
   def observed_make_callable(self: tf.Session, options: Any) -> _Function:
@@ -95,6 +109,7 @@ def _observed_make_callable_from_options(
 
     @functools.lru_cache(maxsize=None)
     def callable_with(*further: str) -> _Function:
+      """Returns a callable that also fetches the tensors of the names `further`."""
       extended = type(options)()
       extended.CopyFrom(options)
       extended.fetch.extend(further)
@@ -139,6 +154,8 @@ def on_eager_gradients(report: Callable[[], None]) -> None:
   """
 
   def reporting(compute: _Function) -> _Function:
+    """Returns a wrapper of a function that computes gradients."""
+
     def compute_and_report(*args: object, **kwargs: object) -> object:
       if graphs.init_scope_graph() is None:
         report()

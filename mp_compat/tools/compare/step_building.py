@@ -31,16 +31,23 @@ def observe_optimizers(scales_loss: _ScalesLoss, know: _Know = _ignore) -> None:
   """Makes graphs record what `apply_gradients` of each optimizer builds, Keras's
   included; calls `know` with each step.
 
-  It calls `scales_loss(optimizer)` first, which returns whether an optimizer scales the
-  loss. In control flow, it adds an op that tells when a step runs.
+  Classes that are defined later are observed, too. In control flow, it adds an op that
+  tells when a step runs.
+
+  Args:
+    scales_loss: `scales_loss(optimizer)` returns whether an optimizer scales the loss;
+      called before each `apply_gradients` in a graph.
+    know: gets each step when it is built, by names.
   """
   base: Any = trackable.Trackable
 
   def observe_class(cls: Any) -> None:
+    """Replaces `apply_gradients` of a class, if it defines a step."""
     if _defines_step(cls):
       cls.apply_gradients = _recording(cls.apply_gradients, scales_loss, know)
 
   def observe_subclass(cls: Any, **kwargs: object) -> None:
+    """Replaces `__init_subclass__`, which Python calls for each later class."""
     super(base, cls).__init_subclass__(**kwargs)
     observe_class(cls)
 
@@ -61,6 +68,9 @@ def _with_subclasses(cls: type) -> Set[type]:
 def _defines_step(cls: type) -> bool:
   """Returns whether a class is an optimizer with an `apply_gradients` that no observed
   class has: its own, or that of a mixin.
+
+  An `apply_gradients` that the class inherits from another observed class is recorded
+  there, and would otherwise be recorded twice.
   """
   for definer in cls.__mro__:
     if "apply_gradients" not in vars(definer):
@@ -73,7 +83,15 @@ def _defines_step(cls: type) -> bool:
 
 
 def _recording(apply: _Function, scales_loss: _ScalesLoss, know: _Know) -> _Function:
-  """Returns a wrapper of `apply_gradients` that records what it builds in a graph."""
+  """Returns a wrapper of `apply_gradients` that records what it builds in a graph.
+
+  In eager mode, it only calls `apply_gradients`.
+
+  Args:
+    apply: the `apply_gradients` of a class of optimizers.
+    scales_loss: see `observe_optimizers`.
+    know: see `observe_optimizers`.
+  """
 
   @autograph.do_not_convert
   @functools.wraps(apply)
@@ -99,8 +117,12 @@ def observe_parts(
   """Makes graphs record what a function of `owner` builds that applies a part of a step
   with loss scaling; calls `know` with each.
 
-  `part_of` gets its arguments, and returns pairs of gradients and variables, and
-  whether to apply them.
+  Args:
+    owner: the module, or class, that has the function.
+    method: the name of the function.
+    part_of: gets the arguments of the function; returns pairs of gradients and
+      variables, and whether to apply them: a scalar bool tensor, or a bool.
+    know: gets each step when it is built, by names.
   """
   apply = vars(owner)[method]
 
@@ -128,6 +150,16 @@ def _record(
       step.decisions = those of the steps around this one, and `decisions`
       result = build()            inner steps, and observed decisions, are recorded
       step.ops = ops in result, and the mark, which runs before those ops
+
+  The step is open during `build()`: `observe_decisions` adds to open steps, and a step
+  that `build` records finds the decisions of this one.
+
+  Args:
+    pairs: gradients, some None, and variables.
+    is_scaled: whether the optimizer scales the loss.
+    decisions: what decides whether the step is applied; only tensors count.
+    build: calls the observed function, with its arguments.
+    know: gets the step, by names.
   """
   graph = graphs.init_scope_graph()
   names = []
@@ -165,23 +197,35 @@ def _mark(step: BuiltStep, grads: List[Any]) -> Optional[tf.Operation]:
   """Returns an op that tells that a step runs and whether it is applied, built in the
   current branch, loop or function.
 
-  Returns None outside of all, and in code that XLA compiles, which cannot contain such
-  an op.
+      mark(first number of a gradient, decisions):
+        step.told += [whether all decisions are True]     None if they are not readable
+
+  What a run executes does not show whether such a step ran, or how often: `told` does.
+
+  Args:
+    step: the step, with its decisions; the mark is added to its ops.
+    grads: its gradients, some None.
+
+  Returns:
+    The op. None outside of control flow, where a run shows it, and in code that XLA
+    compiles, which cannot contain such an op.
   """
   if not contexts.is_in_control_flow() or _is_compiled():
     return None
-  inputs = _numbers_of(grads)[:1]
+  inputs = _numbers_of(grads)[:1]  # so that it runs only if the step does
   decisions = list(step.decisions.values())
   are_readable = _are_readable(decisions)
   if not are_readable:
     decisions = []
 
   def tell(*values: Any) -> None:
+    """Notes an execution; `values` are those of the inputs of the mark."""
     applied = None
     if are_readable:
       applied = all(values[len(inputs) :])
     step.told.append(applied)
 
+  # The device of the step may have no kernel of a Python function.
   with tf.device(None):
     mark = tf.py_func(tell, inputs + decisions, [], name="step_runs")
   step.ops.add(mark)
@@ -228,9 +272,15 @@ def observe_decisions(
 ) -> None:
   """Makes graphs record whether steps are applied.
 
-  `decisions_of(argument, result)` returns it, from the last argument and the result of
-  a method or function of `owner`, for the steps with loss scaling that are being built.
-  What further observed methods return that it calls does not count.
+  What further observed methods return that it calls does not count: their decisions
+  are replaced by that of the outermost one.
+
+  Args:
+    owner: the class or module that has the method.
+    method: the name of a method or function that decides.
+    decisions_of: `decisions_of(argument, result)` returns the decisions, from the last
+      argument of the method and its result, for the steps with loss scaling that are
+      being built.
   """
   decide = vars(owner)[method]
   if "is_observed" in vars(decide):
@@ -238,6 +288,9 @@ def observe_decisions(
 
   @functools.wraps(decide)
   def decide_and_record(*args: Any, **kwargs: Any) -> Any:
+    """Calls the method, and then sets the decisions of the open steps: to those of
+    before the call, and those of `decisions_of`.
+    """
     graph = graphs.init_scope_graph()
     if graph is None:
       return decide(*args, **kwargs)

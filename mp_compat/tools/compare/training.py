@@ -160,7 +160,7 @@ class Session:
   def _add_step(self, executions: Sequence[Execution]) -> Optional[str]:
     """Adds a train step; returns the kind of the record to make, None for none."""
     for execution in executions:
-      trained = self._trained[execution.is_scaled]
+      trained = self._trained[execution.is_scaled]  # the second if it is
       if execution.applied:
         trained.update(execution.variables)
       elif execution.applied is None:
@@ -173,8 +173,15 @@ class Session:
     return STEP
 
   def end_record(self, changed: Set[str]) -> Tuple[bool, bool]:
-    """Begins the time after a record; returns whether `changed` variables were trained
-    before it: by steps without loss scaling, and by those with it.
+    """Begins the time after a record; returns what trained before it.
+
+    Args:
+      changed: the names of the variables whose values differ from those of the record
+        before.
+
+    Returns:
+      `(without, scaled)`: whether steps without loss scaling may have changed one of
+      these variables since the record before, and whether steps with it may have.
     """
     without, scaled = [not each.isdisjoint(changed) for each in self._trained]
     self._trained, self._others = (set(), set()), set()

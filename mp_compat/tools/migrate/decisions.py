@@ -174,8 +174,14 @@ class _Found(NamedTuple):
 
 
 def find(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> List[Decision]:
-  """Returns the decisions of a source, in the order of the text; `texts` are the new
-  texts of what is rewritten.
+  """Returns the decisions of a source, in the order of the text.
+
+  Several nodes may give the same decision, which is returned once.
+
+  Args:
+    source: the source before it is rewritten.
+    texts: the new texts of what is rewritten, by node, as `rewriting.new_texts` returns
+      them.
   """
   searches = (
     _in_names(source, texts),
@@ -209,7 +215,17 @@ def _in_names(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> Iterator[_
 
 
 def _in_name(source: ParsedSource, node: names.Expression) -> Optional[_Found]:
-  """Returns the decision that a name needs which is not rewritten; None for none."""
+  """Returns the decision that a name needs which is not rewritten; None for none.
+
+      a name of this package            None
+      certainly an old name             name-taken, which prevented rewriting
+      attributes that may be one        unresolved; for Keras's class, keras
+      part of a longer name, or bound   None
+      a module with old names           unresolved
+      anything else                     None
+
+  The first line that applies decides.
+  """
   full_names = source.full_names(node)
   if any(name.startswith("mp_compat.") for name in full_names):
     return None
@@ -235,6 +251,15 @@ def _in_imports(
 ) -> Iterator[_Found]:
   """Finds imports of old names that stay because of a comment, of whole modules, and of
   Keras's class.
+
+      from tensorflow.train.experimental import (LossScale)  # with a comment inside
+      import tensorflow.contrib.mixed_precision as mp
+      from tensorflow.keras.mixed_precision import LossScaleOptimizer
+      from tensorflow.train.experimental import *
+
+  Args:
+    source: the source.
+    texts: the new texts of what is rewritten.
   """
   imports: List[Union[cst.Import, cst.ImportFrom]] = [
     *source.find(cst.Import),
@@ -259,7 +284,15 @@ def _in_imports(
 
 
 def _in_guards(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> Iterator[_Found]:
-  """Finds names that are rewritten, in a `try` that handles their absence."""
+  """Finds names that are rewritten, in a `try` that handles their absence.
+
+      try:
+        scale = tf.train.experimental.FixedLossScale(128)
+      except AttributeError:  # TensorFlow 1.13
+        scale = None
+
+  Only the innermost `try` around a name counts.
+  """
   for node in texts:
     block = source.enclosing(node, cst.Try)
     if block is None:
@@ -273,6 +306,9 @@ def _in_guards(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> Iterator[
 def _in_strings(source: ParsedSource) -> Iterator[_Found]:
   """Finds strings, and texts of formatted strings, that have an old name; no
   docstrings.
+
+  A string has one if a module with old names is in it, or if its last part is a name
+  such as "DynamicLossScale", which hardly anything else has.
   """
   strings: List[Union[cst.SimpleString, cst.FormattedStringText]] = [
     *source.find(cst.SimpleString),
@@ -327,7 +363,11 @@ def _optimizers(source: ParsedSource) -> List[cst.CSTNode]:
 
 
 def _kinds_of(source: ParsedSource, call: cst.Call) -> Iterator[str]:
-  """Yields the kinds of decisions that a call needs: keys of `_CALLS`."""
+  """Yields the kinds of decisions that a call needs: keys of `_CALLS`.
+
+  What is called matches by its full name, or by the name of this package that it has
+  or will have. MixedPrecisionLossScaleOptimizer(opt, 128) has a fixed scale, too.
+  """
   called = source.full_names(call.func) | source.meanings(call.func)
   for kind, pattern in _CALLS.items():
     if any(pattern.fullmatch(name) for name in called):
@@ -341,7 +381,15 @@ def _kinds_of(source: ParsedSource, call: cst.Call) -> Iterator[str]:
 
 
 def _in_calls(source: ParsedSource) -> Iterator[_Found]:
-  """Finds calls that behave otherwise with this package."""
+  """Finds calls that behave otherwise with this package.
+
+      wrapper             no decision
+      wrapped-twice       only beside a wrapper
+      clipped-gradients   only if the source computes or applies gradients itself
+      checkpoints         if no call restores, at the first wrapper
+
+  A source that makes no optimizer with loss scaling has decisions on fixed scales only.
+  """
   calls: Dict[str, List[cst.CSTNode]] = collections.defaultdict(list)
   for call in source.find(cst.Call):
     for kind in _kinds_of(source, call):
@@ -362,7 +410,12 @@ def _in_calls(source: ParsedSource) -> Iterator[_Found]:
 
 
 def _in_private_names(source: ParsedSource) -> Iterator[_Found]:
-  """Finds private attributes of TensorFlow's classes for loss scaling."""
+  """Finds private attributes of TensorFlow's classes for loss scaling.
+
+  Those of `_PRIVATE` count everywhere, because nothing else is likely to have them.
+  Those of `_PUBLIC_EQUIVALENTS` count only in a source with a wrapper of an optimizer,
+  and not on `self`.
+  """
   has_optimizers = any(
     source.meanings(node) & _OPTIMIZERS for node in source.expressions
   )

@@ -65,10 +65,14 @@ class _Cell(NamedTuple):
 
 
 class Notebook:
-  """The code cells of a Jupyter notebook (nbformat 4).
+  r"""The code cells of a Jupyter notebook (nbformat 4).
 
   All bytes but those of changed lines stay as they are. So the JSON text is taken apart
-  at its strings, and parsed with the number of each string in its place.
+  at its strings, and parsed with the number of each string in its place:
+
+      text      {"source": ["a\n", "b"]}
+      pieces    0: {   1: "source"   2: : [   3: "a\n"   4: ,   5: "b"   6: ]}
+      tree      {"source": ["3", "5"]}
 
   Attributes:
     parsed: The cells as one module, where lines for IPython (`%magic`, `!command`) are
@@ -95,6 +99,12 @@ class Notebook:
   def _tree(self) -> Any:
     """Returns the value of the JSON text, in which a string, but not a key, is the
     index of its piece.
+
+    The index is a string of digits, so that it cannot be taken for a number of the
+    notebook; `_string` returns the text for it.
+
+    Raises:
+      ValueError: If the text is not JSON.
     """
     numbered = list(self._pieces)
     for index in range(1, len(numbered), 2):
@@ -151,6 +161,14 @@ class Notebook:
   def edited(self, edits: List[Edit]) -> bytes:
     """Returns the notebook after edits of `parsed`. Only the lines that change are
     written anew.
+
+        for each cell with edits:
+          code = the text of the cell after the edits
+          the piece of its first string = code as JSON
+          all pieces from there to its last string = ""
+
+    `parsed` has the cells one after the other, each with a line feed at its end. Edits
+    are in the order of the text, and each is in one cell.
     """
     pieces = list(self._pieces)
     start = 0  # where the cell starts in `parsed`
@@ -172,8 +190,21 @@ class Notebook:
     return "".join(pieces).encode("utf-8")
 
   def _as_json(self, code: str, indices: List[int]) -> str:
-    """Returns code in the format of the strings that it replaces: one string, or a list
-    with one for each line.
+    r"""Returns code in the format of the strings that it replaces: one string, or a
+    list with one for each line.
+
+        "source": "a\nb"          one string: no "[" is before it
+        "source": [               a list: what is between its first strings separates
+         "a\n",                   the new ones, so that the layout stays
+         "b"
+        ]
+
+    Lines that do not change keep their JSON text, with its escapes. New ones have only
+    ASCII characters if the notebook has.
+
+    Args:
+      code: the new text of a cell.
+      indices: the pieces of the strings of its source, at least one.
     """
     first = indices[0]
     before = self._pieces[first - 1]
@@ -208,7 +239,15 @@ class _LeftOut(NamedTuple):
 
 
 def _python(code: str) -> Tuple[str, List[_LeftOut]]:
-  """Returns the Python code of a cell, or "", and the parts that it leaves out."""
+  """Returns the Python code of a cell, or "", and the parts that it leaves out.
+
+      the cell has a magic around other code     ""
+      it is Python                               the cell
+      it is, with lines for IPython as comments  that, which has the same length
+      otherwise                                  ""
+
+  `%%time` and other magics around Python count as lines for IPython.
+  """
   if code.lstrip().startswith("%%"):
     magic = code.split()[0]
     if magic not in _MAGICS_AROUND_PYTHON:
@@ -235,7 +274,10 @@ def _different_lines(code: str, python: str) -> List[_LeftOut]:
 
 
 def _edited(code: bytes, edits: List[Edit]) -> bytes:
-  """Returns a text in UTF-8 after edits, which are in its order."""
+  """Returns a text in UTF-8 after edits, which are in its order.
+
+  The edits do not overlap. Two may be at the same place if the first is an insertion.
+  """
   for edit in reversed(edits):  # The offsets of earlier edits stay right.
     code = code[: edit.start] + edit.new.encode("utf-8") + code[edit.end :]
   return code

@@ -433,7 +433,13 @@ class ParsedSource:
 
 
 def _names_by(binding: metadata.BaseAssignment, name: str) -> Set[str]:
-  """Returns the full names that a binding of its first part gives a dotted name."""
+  """Returns the full names that a binding of its first part gives a dotted name.
+
+      import tensorflow as tf    for "tf.train": {"tensorflow.train"}
+      tf = load()                for "tf.train": {"?.tf.train"}
+
+  Only imports bind names whose full names are known.
+  """
   if not isinstance(binding, metadata.ImportAssignment):
     return {_UNKNOWN + name}
   return {full.name for full in binding.get_qualified_names_for(name)}

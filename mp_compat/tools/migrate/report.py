@@ -41,6 +41,11 @@ def diff(migration: Migration) -> bytes:
 def text(migrations: Sequence[Migration]) -> Iterator[str]:
   """Yields the text report: the places, then each kind of decision once, then the
   totals.
+
+      a.py:3:9: rewritten: tf.train.experimental.LossScale -> mp_compat.LossScale
+      a.py:8:1: decide (guard): tf.train.experimental.LossScale
+      guard, 1 place: the program handles the absence of a name that ...
+      1 file, 1 with old names; 1 name rewritten, 1 place to decide, ...
   """
   for migration in migrations:
     yield from _places(migration)
@@ -140,7 +145,11 @@ def as_json(migrations: Sequence[Migration]) -> str:
 
 
 def _entry(path: str, found: Union[Change, Decision]) -> Dict[str, object]:
-  """Returns the fields of a record with its path, and those of its place."""
+  """Returns the fields of a record with its path, and those of its place.
+
+  The keys are `path`, `cell`, `line` and `column`, and then those of a `Change` (`old`,
+  `new`) or of a `Decision` (`kind`, `text`, `new`).
+  """
   fields = found._asdict()
   place = fields.pop("place")
   return {"path": path, **place._asdict(), **fields}
