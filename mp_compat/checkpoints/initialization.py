@@ -130,6 +130,22 @@ class _Match(NamedTuple):
 def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
   """Returns which variable in a checkpoint each variable of a graph is.
 
+  Arguments and result are those of `_find`.
+
+  Raises:
+    ValueError: If there is no checkpoint, or a variable may be one of several in it.
+  """
+  found, ambiguous = _find(var_list, path)
+  if ambiguous:
+    raise ValueError(files.ambiguity(ambiguous, files.resolve_path(path)))
+  return found
+
+
+def _find(
+  var_list: files.VarList, path: files.Path
+) -> Tuple[Dict[str, _Match], Dict[str, List[str]]]:
+  """Returns what is known of the variables of a graph in a checkpoint.
+
   Args:
     var_list: the variables, or lists of their parts, an iterable or a dict by name.
       What is no variable is ignored.
@@ -137,10 +153,10 @@ def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
 
   Returns:
     The variables by the names that `tf.train.Saver` gives them, or by those of the
-    dict.
+    dict; and for each that may be one of several in the checkpoint, these.
 
   Raises:
-    ValueError: If there is no checkpoint, or a variable may be one of several in it.
+    ValueError: If there is no checkpoint.
   """
   wanted: Dict[str, _Match] = {}
   named: Iterable[Tuple[Optional[str], tf.Variable]]
@@ -162,12 +178,10 @@ def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
     {name: (each.parts[0].op.name, each.shape) for name, each in wanted.items()},
     checkpoint,
   )
-  if matched.ambiguous:
-    raise ValueError(files.ambiguity(matched.ambiguous, checkpoint.path))
   for name, source in matched.names.items():
     is_usable = checkpoint.dtypes[source] == wanted[name].parts[0].dtype.base_dtype
     wanted[name] = wanted[name]._replace(source=source, is_usable=is_usable)
-  return wanted
+  return wanted, matched.ambiguous
 
 
 def _whole_variable(part: tf.Variable) -> Tuple[str, Tuple[int, ...]]:
@@ -219,9 +233,6 @@ def _warn_outside_scopes(
     matches: the variables that the map itself names, by these names. They are not left
       out.
     path: the checkpoint.
-
-  Raises:
-    ValueError: If one of these variables may be one of several in the checkpoint.
   """
   scopes = tuple(target.lstrip("/") for target in targets if target.endswith("/"))
   matched: Set[str] = set()
@@ -233,7 +244,8 @@ def _warn_outside_scopes(
       others.append(variable)
   if not others:
     return
-  names = [name for name, match in _match(others, path).items() if match.source]
+  found, ambiguous = _find(others, path)
+  names = [name for name, match in found.items() if match.source or name in ambiguous]
   if names:
     log.warn(
       "A map of scopes does not initialize %s from the checkpoint %s, which has values "

@@ -373,3 +373,13 @@ def must_restore(program, writer, reader, way):
     and writer in ("mp_compat", "plain", "tensorflow")
     and not (has_user_scope and writer == "tensorflow")
   )
+
+
+@pytest.mark.usefixtures("control_flow")
+def test_scopes_restore_beside_powers_of_unknown_order(tmp_path, caplog):
+  path = str(tmp_path / "model")
+  write(SCALED_FIRST, "tensorflow", path, meta=False)
+  with tf.Graph().as_default():
+    programs.Training(SCALED_FIRST, "plain")
+    assert checkpoints.assignment_map(path, {"/": "/"}) == {"/": "/"}
+  assert "A map of scopes does not initialize beta1_power" in caplog.text
