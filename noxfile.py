@@ -301,7 +301,7 @@ PROCESSORS = [
 ]
 
 
-def _name(processor):
+def _name_of(processor):
   return "onednn{TF_ENABLE_ONEDNN_OPTS}-threads{TF_NUM_INTRAOP_THREADS}".format(
     **processor
   )
@@ -320,16 +320,16 @@ def floating_point(session):
   """Runs tests of floating-point numbers with other orders of sums."""
   _install(session, NEWEST, TESTS)
   for processor in PROCESSORS:
-    report = "--junitxml=reports/{}-{}.xml".format(session.name, _name(processor))
+    report = "--junitxml=reports/{}-{}.xml".format(session.name, _name_of(processor))
     arguments = ["--numprocesses=2", "--dist=worksteal", report, *FLOATING_POINT]
     session.run("python", "-m", "pytest", *arguments, env=processor)
 
 
 @nox.session(venv_backend="none", tags=["nightly"])
-@nox.parametrize("processor", PROCESSORS, [_name(row) for row in PROCESSORS])
+@nox.parametrize("processor", PROCESSORS, [_name_of(row) for row in PROCESSORS])
 def processors(session, processor):
   """Runs the tests with another order of sums."""
-  report = "--junitxml=reports/tests-{}.xml".format(_name(processor))
+  report = "--junitxml=reports/tests-{}.xml".format(_name_of(processor))
   session.run("scripts/nox", "-s", "tests-" + NEWEST, "--", report, env=processor)
 
 
