@@ -228,6 +228,8 @@ def is_trained_by_native(program):
     return False
   if program.sparse and version < (2, 3):  # It makes gradients dense.
     return False
+  if program.saved == "model" and program.family == "newer":
+    return False  # It loads the model with a new optimizer: docs/keras.md.
   return not (program.saved and version < (2, 3))  # It cannot be loaded.
 
 
