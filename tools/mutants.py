@@ -89,7 +89,6 @@ TESTS = {
     "training/gradient_accumulation"
   ),
   "migration/native_names": "migration/native_names",
-  "migration/conditional_names": "migration/native_names",
   "tools/compare/recorder": "tools/compare/compare",
   "tools/compare/recording": "tools/compare/report",
   "tools/compare/report": "tools/compare/report",
@@ -203,7 +202,6 @@ MUTANTS = [
   ("core/matching", "if unused and have_equal_values(sources):", "if unused:"),
   ("core/non_slots", "index + len(members) - len(chain)", "index"),
   ("core/non_slots", "    if is_nested:\n", "    if False:\n"),
-  ("migration/conditional_names", "if callable(loss):", "if False:"),
   ("core/matching", "if len(in_checkpoint) < len(in_graph):", "if False:"),
   (
     "core/translation",
