@@ -160,7 +160,13 @@ PROGRAMS = {
 }
 if hasattr(testing.tensorflow, "contrib"):
   PROGRAMS.update(contrib=contrib, contrib_fixed=lambda: contrib(fixed=True))
-SOME = ("callable_loss", "clipped", "contrib", "sparse", "twice")  # these run by default
+SOME = (
+  "callable_loss",
+  "clipped",
+  "contrib",
+  "sparse",
+  "twice",
+)  # these run by default
 
 
 def build(program, is_resource):
