@@ -83,9 +83,21 @@ def _may_be_large(op: tf.Operation) -> bool:
     return True
   if op.type != "Cast":
     return _is_reduction_of_squares(op)
-  # `tf.nn.moments` computes in float32, and returns a float16 variance.
-  variance = dataflow.origin(op.inputs[0])
-  return _is_reduction_of_squares(variance.op)
+  return _is_variance(dataflow.origin(op.inputs[0]).op)
+
+
+def _is_variance(op: tf.Operation) -> bool:
+  """Returns whether an op computes the variance of `tf.nn.moments`, which is computed
+  in float32 and returned in float16.
+
+  It is a mean of squares; from TensorFlow 2.22 on, that minus another one, and at least
+  0.
+  """
+  if op.type == "Maximum":
+    op = op.inputs[0].op
+  if op.type == "Sub":
+    op = op.inputs[0].op
+  return _is_reduction_of_squares(op)
 
 
 def _is_reduction_of_squares(op: tf.Operation) -> bool:

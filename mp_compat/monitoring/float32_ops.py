@@ -181,9 +181,11 @@ def _describe(op: tf.Operation) -> _Source:
   if variable:
     return _Source(_VARIABLE, "{} (variable)".format(variable))
   if op.type == "Cast":
-    dtype = op.inputs[0].dtype
-    is_mask = dtype == tf.bool  # such as that of dropout
-    kind = _CONSTANT if is_mask else _INPUT
-    return _Source(kind, "{} (Cast from {})".format(op.name, dtype.name))
+    before = op.inputs[0]
+    is_mask = before.dtype == tf.bool  # such as that of dropout
+    kind = _INPUT
+    if is_mask or before.op.type == "Const":
+      kind = _CONSTANT
+    return _Source(kind, "{} (Cast from {})".format(op.name, before.dtype.name))
   kind = _CONSTANT if op.type in _EMPTY else _INPUT
   return _Source(kind, "{} ({})".format(op.name, op.type))

@@ -36,7 +36,7 @@ def two_layers(x):
 def masked_softmax(logits):
   """Returns a softmax from which a mask of ones removes nothing."""
   return tf.nn.softmax(
-    logits + tf.multiply(tf.zeros_like(logits), -(2.0**32), name="mask")
+    logits + tf.zeros_like(logits) * tf.constant(-(2.0**32), logits.dtype, name="mask")
   )
 
 
@@ -130,8 +130,8 @@ REASONS = {
       lambda: "dynamic",
       lambda x: tf.cast(masked_softmax(two_layers(x)), tf.float32),
     ),
-    "The first value of the forward pass that is not finite is mask/y.",
-    "because float16 ends at 65504: compute mask/y in float32, or with smaller values, such as a mask of -1e4 instead",
+    "The first value of the forward pass that is not finite is mask.",
+    "because float16 ends at 65504: compute mask in float32, or with smaller values, such as a mask of -1e4 instead",
   ),
   "mask that is no reason": (
     (
