@@ -83,7 +83,7 @@ def take_names_of_scaling(compute_gradients: _Function) -> _Function:
     """Takes the names of the scaled loss before the gradients are computed, and those
     of the division after it.
     """
-    if not _is_in_plain_graph():
+    if not _is_in_plain_graph() or tf.distribute.has_strategy():
       return compute_gradients(self, loss, *args, **kwargs)
     scaling = native_names.of_compute_gradients(self.loss_scale, loss)
     if scaling:
@@ -139,7 +139,9 @@ def record_tensorflow_names(apply_gradients: _Function) -> _Function:
     grads = [grad for grad, _ in pairs]
     number = _next_number(graph, "cond")
     steps = _next_number(graph, conditional_apply.SCOPE)
-    requests = native_names.of_apply_gradients(self.loss_scale, grads)
+    requests = None  # With replicas, names are not taken, but recorded.
+    if not tf.distribute.has_strategy():
+      requests = native_names.of_apply_gradients(self.loss_scale, grads)
     before = native_names.take(requests.before if requests else ())
     built_before, made = len(graph.get_operations()), _made_in_steps(graph)
     made.clear()
@@ -158,10 +160,9 @@ def record_tensorflow_names(apply_gradients: _Function) -> _Function:
 
 
 def _is_in_plain_graph() -> bool:
-  """Returns whether ops are built in a graph now, not in a function or in replicas."""
+  """Returns whether ops are built in a graph now, not in a function."""
   graph = graphs.init_scope_graph()
-  is_function = graph is None or graph is not tf.get_default_graph()
-  return not is_function and not tf.distribute.has_strategy()
+  return graph is not None and graph is tf.get_default_graph()
 
 
 def _record_names(

@@ -225,8 +225,13 @@ def read_values(path, like):
   return {name: reader.get_tensor(name).tobytes() for name in read_names(like)}
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+  "kind",
+  [
+    pytest.param(kind, marks=[pytest.mark.matrix] * (kind != "mirrored"))
+    for kind in KINDS
+  ],
+)
 def test_install_exchanges_checkpoints(kind, tmp_path):
   feeds = FEEDS
   if kind == "fixed_then_dynamic":  # TensorFlow's class would apply the overflow
