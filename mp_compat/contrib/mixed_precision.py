@@ -158,7 +158,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
       floor=1.0,
     )
     variables = [self._loss_scale, self._num_good_steps, self._num_bad_steps]
-    return loss_scale.transition(variables, finite_grads, rule)
+    return update_rule.transition(variables, finite_grads, rule)
 
   def _reset_stats(self) -> Optional[tf.Operation]:
     """Returns an op that sets both counters to 0, for subclasses."""

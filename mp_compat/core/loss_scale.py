@@ -32,7 +32,6 @@ from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.core import naming_schemes
 from mp_compat.core import update_rule
-from mp_compat.core.update_rule import Scalar
 from mp_compat.graph import graphs
 from mp_compat.graph import records
 
@@ -482,7 +481,7 @@ class DynamicLossScale(FiniteLossScale):
     variables = [self._current_loss_scale, self._num_good_steps]
     if self._mp_compat_rule.overflow_tolerance > 1:
       variables.append(self._weight("bad_steps"))
-    return transition(variables, finite, self._mp_compat_rule)
+    return update_rule.transition(variables, finite, self._mp_compat_rule)
 
   def __repr__(self) -> str:
     values = self.get_config()
@@ -527,36 +526,6 @@ for _class, _native_classes in (
     _native_class.register(_class)
 
 
-def transition(
-  variables: List[tf.Variable], finite: tf.Tensor, rule: update_rule.Rule
-) -> Optional[tf.Operation]:
-  """Returns an op that changes the state of a loss scale after a step; in eager mode
-  changes it, and returns None.
-
-  Args:
-    variables: the scale, good_steps and, if overflows are counted, bad_steps; scalars.
-    finite: a scalar bool tensor: whether all gradients of the step are finite.
-    rule: the parameters of the update rule.
-  """
-  with tf.name_scope("update_loss_scale"):
-    scale, *counters = [tf.convert_to_tensor(variable) for variable in variables]
-    where: Optional[Callable[..., tf.Tensor]] = _where
-    if tf.executing_eagerly():
-      # With Python numbers, the rule takes ops only in steps that change the scale.
-      counters = [int(counter) for counter in counters]
-      finite = bool(finite)
-      where = None
-    if len(counters) == 1:
-      # The number 0 for bad_steps: what the rule computes from it adds no ops.
-      counters.append(0)
-    before = update_rule.State(scale, *counters)
-    after = update_rule.next_state(before, finite, rule, where, tf.maximum, tf.minimum)
-    assignments = []
-    for variable, value in zip(variables, after):
-      assignments.append(variable.assign(value, read_value=False))
-    return distribute.group(*assignments)
-
-
 @overload
 def get_loss_scale(identifier: None) -> None: ...
 
@@ -583,22 +552,4 @@ def get_loss_scale(identifier: Any) -> Optional[LossScale]:
   raise ValueError(
     "Could not interpret loss scale identifier: {0}. Expected a number of at least 1, "
     '"dynamic", or a LossScale, but got {0!r}.'.format(identifier)
-  )
-
-
-def _where(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
-  """Returns `tf.where` of scalars.
-
-  Args:
-    condition: a bool tensor.
-    yes: a tensor or a Python value.
-    no: the same, of the same dtype.
-  """
-  dtype = None  # what TensorFlow converts a Python value to
-  if tf.is_tensor(yes):
-    dtype = yes.dtype
-  elif tf.is_tensor(no):
-    dtype = no.dtype
-  return tf.where_v2(
-    condition, tf.convert_to_tensor(yes, dtype), tf.convert_to_tensor(no, dtype)
   )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update rule of a dynamic loss scale: a pure function from one immutable state to
-the next.
+the next, and its transition of variables.
 
     if finite:
       good_steps += 1
@@ -20,8 +20,8 @@ the next.
 The scale grows only if the product is at most the ceiling. A scale above the ceiling
 (for example a restored one) is lowered to it when it would grow. The floor never raises
 a scale that is below it. With a `decrement_ratio`, backoff is a product, which rounds
-differently. Uses only the standard library: the same code runs on Python numbers and,
-with other operations, on tensors.
+differently. The same code runs on Python numbers and, with other operations, on tensors
+and variables (`transition`).
 
     >>> from mp_compat.core import update_rule
     >>> rule = update_rule.Rule(
@@ -42,7 +42,11 @@ section 3.2, as implemented by `tf.compat.v1.train.experimental.DynamicLossScale
 with a ratio, by `tf.contrib.mixed_precision.ExponentialUpdateLossScaleManager`.
 """
 
-from typing import Any, Callable, NamedTuple, Optional, Union
+import functools
+from typing import Any, Callable, List, NamedTuple, Optional, Union
+
+from mp_compat._tensorflow import tf
+from mp_compat.core import distribute
 
 # The largest scale whose reciprocal is a normal float32; TensorFlow flushes smaller
 # reciprocals to 0.
@@ -92,13 +96,59 @@ class State(NamedTuple):
   bad_steps: Scalar
 
 
+class Operations(NamedTuple):
+  """The operations of the rule: on numbers by default, or on tensors.
+
+  Attributes:
+    select: Returns its second argument if the first is True, else its third. Either is
+      a value, or a function without arguments that returns it.
+    maximum: Returns the larger of two values.
+    minimum: Returns the smaller of two values.
+  """
+
+  select: Callable[[Scalar, _Branch, _Branch], Scalar]
+  maximum: Callable[[Scalar, Scalar], Scalar]
+  minimum: Callable[[Scalar, Scalar], Scalar]
+
+
+def _select(condition: bool, yes: _Branch, no: _Branch) -> Scalar:
+  """Returns the value of the branch for `condition`; the other one is not computed."""
+  if condition:
+    return _value(yes)
+  return _value(no)
+
+
+def _select_tensor(condition: Scalar, yes: _Branch, no: _Branch) -> Scalar:
+  """Returns a tensor with the value of the branch for `condition`, a bool tensor; both
+  are computed. Adds no op if `condition` is a bool, or both are the same.
+  """
+  if isinstance(condition, bool):
+    return _select(condition, yes, no)
+  yes, no = _value(yes), _value(no)
+  if yes is no:
+    return yes
+  dtype = None  # what TensorFlow converts a Python value to
+  if tf.is_tensor(yes):
+    dtype = yes.dtype
+  elif tf.is_tensor(no):
+    dtype = no.dtype
+  return tf.where_v2(
+    condition, tf.convert_to_tensor(yes, dtype), tf.convert_to_tensor(no, dtype)
+  )
+
+
+def _value(branch: _Branch) -> Scalar:
+  """Returns a value; of a function, what it returns."""
+  if callable(branch):
+    return branch()
+  return branch
+
+
+NUMBERS = Operations(_select, max, min)
+
+
 def next_state(
-  state: State,
-  finite: Scalar,
-  rule: Rule,
-  where: Optional[Callable[[Scalar, Scalar, Scalar], Scalar]] = None,
-  maximum: Callable[[Scalar, Scalar], Scalar] = max,
-  minimum: Callable[[Scalar, Scalar], Scalar] = min,
+  state: State, finite: Scalar, rule: Rule, operations: Operations = NUMBERS
 ) -> State:
   """Returns the state after one step, with values of the same kinds.
 
@@ -106,49 +156,20 @@ def next_state(
     state: the state before the step: numbers, or scalar tensors.
     finite: a bool, or a scalar bool tensor: whether all gradients are finite.
     rule: the parameters.
-    where: for tensors, returns its second argument if the first is True, else its
-      third, as `tf.where` does. None for numbers, of which only those that are selected
-      are computed.
-    maximum: returns the larger of two values; for tensors `tf.maximum`.
-    minimum: returns the smaller of two values; for tensors `tf.minimum`.
+    operations: those for these values.
   """
-
-  def select(condition: Scalar, yes: _Branch, no: _Branch) -> Scalar:
-    """Returns the value of `yes` if `condition`, else that of `no`: each a value, or a
-    function without arguments. For tensors, both are computed.
-    """
-    if where is None or isinstance(condition, bool):
-      chosen = yes if condition else no
-      return _value(chosen)
-    yes, no = _value(yes), _value(no)
-    if yes is no:
-      return yes
-    return where(condition, yes, no)
-
+  select = operations.select
   good_steps = state.good_steps + 1
   bad_steps = state.bad_steps + 1
   grow = good_steps >= rule.increment_period
   shrink = bad_steps >= rule.overflow_tolerance
 
-  def grown() -> Scalar:
-    product = state.scale * rule.multiplier
-    return select(product <= rule.ceiling, product, minimum(state.scale, rule.ceiling))
-
-  def shrunk() -> Scalar:
-    """Returns the smaller scale after an overflow, at least the floor; a scale that is
-    below the floor already stays as it is.
-    """
-    floor = select(state.scale < rule.floor, state.scale, rule.floor)
-    if rule.decrement_ratio is None:
-      lower = state.scale / rule.backoff
-    else:
-      lower = state.scale * rule.decrement_ratio
-    return maximum(lower, floor)
-
   def scale_if_finite() -> Scalar:
+    grown = functools.partial(_grown, state.scale, rule, operations)
     return select(grow, grown, state.scale)
 
   def scale_if_overflow() -> Scalar:
+    shrunk = functools.partial(_shrunk, state.scale, rule, operations)
     return select(shrink, shrunk, state.scale)
 
   return State(
@@ -160,8 +181,53 @@ def next_state(
   )
 
 
-def _value(branch: _Branch) -> Scalar:
-  """Returns a value; of a function, what it returns."""
-  if callable(branch):
-    return branch()
-  return branch
+def _grown(scale: Scalar, rule: Rule, operations: Operations) -> Scalar:
+  """Returns the larger scale after `increment_period` finite steps, unless it is above
+  the ceiling.
+  """
+  product = scale * rule.multiplier
+  return operations.select(
+    product <= rule.ceiling, product, operations.minimum(scale, rule.ceiling)
+  )
+
+
+def _shrunk(scale: Scalar, rule: Rule, operations: Operations) -> Scalar:
+  """Returns the smaller scale after an overflow, at least the floor; a scale that is
+  below the floor already stays as it is.
+  """
+  floor = operations.select(scale < rule.floor, scale, rule.floor)
+  if rule.decrement_ratio is None:
+    lower = scale / rule.backoff
+  else:
+    lower = scale * rule.decrement_ratio
+  return operations.maximum(lower, floor)
+
+
+def transition(
+  variables: List[tf.Variable], finite: tf.Tensor, rule: Rule
+) -> Optional[tf.Operation]:
+  """Returns an op that changes the state of a loss scale after a step; in eager mode
+  changes it, and returns None.
+
+  Args:
+    variables: the scale, good_steps and, if overflows are counted, bad_steps; scalars.
+    finite: a scalar bool tensor: whether all gradients of the step are finite.
+    rule: the parameters of the update rule.
+  """
+  with tf.name_scope("update_loss_scale"):
+    scale, *counters = [tf.convert_to_tensor(variable) for variable in variables]
+    select = _select_tensor
+    if tf.executing_eagerly():
+      # With Python numbers, the rule takes ops only in steps that change the scale.
+      counters = [int(counter) for counter in counters]
+      finite = bool(finite)
+      select = _select
+    if len(counters) == 1:
+      # The number 0 for bad_steps: what the rule computes from it adds no ops.
+      counters.append(0)
+    before = State(scale, *counters)
+    after = next_state(before, finite, rule, Operations(select, tf.maximum, tf.minimum))
+    assignments = []
+    for variable, value in zip(variables, after):
+      assignments.append(variable.assign(value, read_value=False))
+    return distribute.group(*assignments)
