@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops that are missing or wrong in some TensorFlow versions, and the placement of
-ops.
-"""
+"""Ops that are missing or wrong in some TensorFlow versions."""
 
-import contextlib
 import os
-from typing import ContextManager
+from typing import Iterable, List
 
 from tensorflow.python.ops import control_flow_util
 
@@ -13,23 +10,17 @@ from mp_compat._tensorflow import VERSION
 from mp_compat._tensorflow import tf
 
 
-def on_device(device: str) -> ContextManager[None]:
-  """Returns a context manager that places ops on the `device` that a tensor requests;
-  for "", it changes nothing.
+def real_parts(tensors: Iterable[tf.Tensor]) -> List[tf.Tensor]:
+  """Returns the real and imaginary parts of each complex tensor, of shape [2, ...], and
+  other tensors as they are.
   """
-  if not device:
-    return contextlib.nullcontext()
-  return tf.device(device)
-
-
-def real_parts(tensor: tf.Tensor) -> tf.Tensor:
-  """Returns the real and imaginary parts of a complex tensor, of shape [2, ...];
-  returns another tensor as it is.
-  """
-  if not tensor.dtype.is_complex:
-    return tensor
-  with on_device(tensor.device):
-    return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
+  parts = []
+  for tensor in tensors:
+    if tensor.dtype.is_complex:
+      with tf.device(tensor.device):
+        tensor = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
+    parts.append(tensor)
+  return parts
 
 
 def may_be_compiled() -> bool:

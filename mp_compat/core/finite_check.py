@@ -71,12 +71,7 @@ def _floating_parts(tensors: Iterable[tf.Tensor]) -> List[tf.Tensor]:
   """Returns the tensors that may have values that are not finite; of a complex one, its
   real and imaginary parts.
   """
-  found = []
-  for tensor in tensors:
-    part = ops.real_parts(tensor)
-    if part.dtype.is_floating:
-      found.append(part)
-  return found
+  return [part for part in ops.real_parts(tensors) if part.dtype.is_floating]
 
 
 def _groups_to_check(
@@ -103,9 +98,9 @@ def _all_finite_if_sums_are(
   """Returns whether all values of `tensors` are finite, which a finite sum of them, or
   of their squares, proves.
   """
-  read = []
-  for key, tensor in zip(contexts.tensor_keys(tensors), tensors):
-    read.append(known.get(key, tensor))
+  read = tensors
+  if known:
+    read = [known.get(contexts.tensor_key(tensor), tensor) for tensor in tensors]
   summands = _stack_small(read)
   with tf.xla.experimental.jit_scope(compile_ops=False):
     sums = tf.stack([_sum(tensor) for tensor in summands])
@@ -117,7 +112,7 @@ def _all_finite_if_sums_are(
 
 def _sum(tensor: tf.Tensor) -> tf.Tensor:
   """Returns the sum of all values, a float32 scalar."""
-  with ops.on_device(tensor.device):
+  with tf.device(tensor.device):
     if tensor.dtype in (tf.float16, tf.bfloat16):
       tensor = tf.cast(tensor, tf.float32)
     return tf.cast(tf.reduce_sum(tensor), tf.float32)
@@ -127,7 +122,7 @@ def _exact(tensors: List[tf.Tensor]) -> tf.Tensor:
   """Returns whether each value of `tensors` is finite, a scalar bool."""
   finite = []
   for tensor in tensors:
-    with ops.on_device(tensor.device):
+    with tf.device(tensor.device):
       finite.append(tf.reduce_all(ops.is_finite(tensor)))
   return _all_true(finite)
 
@@ -181,7 +176,7 @@ def _stacking_group(tensor: tf.Tensor) -> Hashable:
 
 def _stack(tensors: List[tf.Tensor]) -> tf.Tensor:
   """Returns tensors of one shape in one, with another axis."""
-  with ops.on_device(tensors[0].device):
+  with tf.device(tensors[0].device):
     return tf.stack(tensors)
 
 
@@ -190,7 +185,7 @@ def _concatenate(tensors: List[tf.Tensor]) -> tf.Tensor:
   # Converting the shape for each tensor would take most of the time.
   vector_shape = tf.constant([-1])
   vectors = []
-  with ops.on_device(tensors[0].device):
+  with tf.device(tensors[0].device):
     for tensor in tensors:
       vectors.append(tf.raw_ops.Reshape(tensor=tensor, shape=vector_shape))
     return tf.concat(vectors, 0)

@@ -110,7 +110,7 @@ def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:
     for device, group in itertools.groupby(
       grads, lambda grad: "" if grad is None else grad.device
     ):
-      with ops.on_device(device):
+      with tf.device(device):
         unscaled += [map_values(unscale_values, grad) for grad in group]
   return unscaled
 

@@ -94,7 +94,7 @@ def record(
   are_names_of_variables: bool = True,
 ) -> None:
   """Records a `Computed` of each gradient in its graph; does nothing in eager mode."""
-  if graphs.default_graph() is None:
+  if tf.executing_eagerly():
     return
   grads = list(grads)
   before = grads if scaled is None else scaled
@@ -181,7 +181,7 @@ def trace(
     variables: one for each of `grads`, or ().
   """
   found = Lineage()
-  if graphs.default_graph() is None:
+  if tf.executing_eagerly():
     return found
   known = _records()
   _name_computed(grads, variables, known)

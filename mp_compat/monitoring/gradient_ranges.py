@@ -611,7 +611,7 @@ class _Counter:
 
   def _magnitudes(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the magnitudes of the values of each tensor in a row, float32."""
-    parts = [ops.real_parts(tensor) for tensor in tensors]
+    parts = ops.real_parts(tensors)
     if len(parts) == 1:
       rows = tf.raw_ops.Reshape(tensor=parts[0], shape=self._row)
     else:

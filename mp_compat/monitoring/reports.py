@@ -270,7 +270,7 @@ def by_unique_names(
 
 def _report(values: tf.Tensor) -> GradientReport:
   """Builds the counts of a gradient; of float64 in its dtype, of others in float32."""
-  values = ops.real_parts(values)
+  (values,) = ops.real_parts([values])
   dtype = tf.float64 if values.dtype == tf.float64 else tf.float32
   values = tf.cast(values, dtype)
   finite = tf.where_v2(tf.is_finite(values), tf.abs(values), tf.zeros_like(values))

@@ -253,17 +253,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         are no variables, or the current strategy is not supported (TPUs).
       RuntimeError: If `loss` is not callable in eager mode.
     """
-    if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
-      names = "Optimizer.GATE_NONE, Optimizer.GATE_OP, Optimizer.GATE_GRAPH"
-      raise ValueError(
-        "gate_gradients must be one of: {}.  Not {}".format(names, gate_gradients)
-      )
-    if tf.executing_eagerly() and not callable(loss):
-      raise RuntimeError(
-        "`loss` passed to Optimizer.compute_gradients should be a function when eager "
-        "execution is enabled: one that computes the loss, but got {!r}. To build a "
-        "graph instead, call tf.disable_v2_behavior() first.".format(loss)
-      )
+    _check_arguments(loss, gate_gradients)
     distribute.check_supported()
     options: Dict[str, Any] = dict(
       var_list=variable_scope.parts_of(var_list),
@@ -545,6 +535,26 @@ class MixedPrecisionLossScaleOptimizer(_Native):
   _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = (
     _never_called
   )
+
+
+def _check_arguments(loss: gradients.Loss, gate_gradients: int) -> None:
+  """Raises the errors of `compute_gradients` for a loss, and for `gate_gradients`."""
+  gates = (
+    tf.train.Optimizer.GATE_NONE,
+    tf.train.Optimizer.GATE_OP,
+    tf.train.Optimizer.GATE_GRAPH,
+  )
+  if gate_gradients not in gates:
+    names = "Optimizer.GATE_NONE, Optimizer.GATE_OP, Optimizer.GATE_GRAPH"
+    raise ValueError(
+      "gate_gradients must be one of: {}.  Not {}".format(names, gate_gradients)
+    )
+  if tf.executing_eagerly() and not callable(loss):
+    raise RuntimeError(
+      "`loss` passed to Optimizer.compute_gradients should be a function when eager "
+      "execution is enabled: one that computes the loss, but got {!r}. To build a "
+      "graph instead, call tf.disable_v2_behavior() first.".format(loss)
+    )
 
 
 def _check_inner(opt: object) -> None:
