@@ -159,8 +159,8 @@ MUTANTS = [
     "if True:",
   ),
   ("graph/runs", " and element.name not in fed", ""),
-  ("graph/op_names", " + replacement + inner", " + scope + inner"),
-  ("graph/op_names", "if current.startswith(other):", "if False:"),
+  ("graph/op_names", " + reserved.scope + inner", ' + reserved.given + "/" + inner'),
+  ("graph/op_names", " or not current.startswith(", " or current.startswith("),
   ("core/conditional_apply", "{reopened: merge_scope}", "{}"),
   ("core/conditional_apply", "replaced[after.op.name] = before.op.name", "pass"),
   (
@@ -176,7 +176,7 @@ MUTANTS = [
   ),
   ("core/update_rule", "product <= rule.ceiling", "product < rule.ceiling"),
   ("core/update_rule", "LARGEST_SCALE = 2.0**126", "LARGEST_SCALE = 2.0**127"),
-  ("core/update_rule", "maximum(lower, floor)", "lower"),
+  ("core/update_rule", "operations.maximum(lower, floor)", "lower"),
   ("core/update_rule", "select(grow, grown, state.scale)", "grown()"),
   (
     "core/update_rule",

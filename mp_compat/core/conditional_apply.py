@@ -9,7 +9,6 @@ from typing import (
   List,
   Optional,
   Sequence,
-  Tuple,
   Union,
 )
 
@@ -34,6 +33,7 @@ def apply_in_each_replica(
   args: Sequence[distribute.PerReplica],
   kwargs: Dict[str, distribute.PerReplica],
   scope: distribute.PerReplica,
+  reserved: op_names.Reserved,
   skip: Optional[Callable[[], Optional[tf.Operation]]] = None,
 ) -> Optional[runs.Element]:
   """Calls `apply(grads, *args, **kwargs)` in each replica if `should_apply`, else
@@ -49,6 +49,7 @@ def apply_in_each_replica(
     args: further positional arguments.
     kwargs: keyword arguments.
     scope: the name scope of the replica.
+    reserved: the name that `apply` asks for, and that another op gets.
     skip: returns an op; None for nothing.
 
   Returns:
@@ -58,6 +59,7 @@ def apply_in_each_replica(
   has_gate = is_graph and not ops.may_be_compiled()
   with tf.name_scope(SCOPE) as gate_scope:
     pass
+  replaced: Dict[str, str] = {}  # names of ops, by those of the ops that replace them
 
   def apply_in_scope(
     own_scope: str,
@@ -68,42 +70,46 @@ def apply_in_each_replica(
     """Returns `apply(...)` with the values of one replica, in its name scope; with a
     gate, of gradients that are not computed in a skipped step.
     """
-    renamed: ContextManager[None] = contextlib.nullcontext()
     if has_gate:
-      own_grads, replaced = _passed_if(should_apply, own_grads)
-      renamed = op_names.rename_slots(replaced, SCOPE)
-    with renamed, _scope(own_scope):
+      own_grads = _passed_if(should_apply, own_grads, replaced)
+    with _scope(own_scope):
       return apply(own_grads, *own_args, **own_kwargs)
 
   def apply_in_all() -> distribute.PerReplica:
+    """Returns what `apply` returns, of all replicas."""
     with _reopened_scope(scope):
       return distribute.call_for_each_replica(
         apply_in_scope, scope, grads, *args, **kwargs
       )
 
-  def build_all() -> List[runs.Element]:
+  def build() -> List[runs.Element]:
     """Returns the ops and tensors of all replicas, for the gate."""
-    return distribute.ops_of(apply_in_all())
+    with op_names.name_as_alone(reserved, replaced):
+      return distribute.ops_of(apply_in_all())
 
   if has_gate:
-    return gate.gate(should_apply, build_all, skip, gate_scope)
+    return gate.gate(should_apply, build, skip, gate_scope)
+  with op_names.name_as_alone(reserved, replaced):
+    return control_flow.cond(
+      should_apply, lambda: _grouped(apply_in_all(), gate_scope), skip or tf.no_op
+    )
 
-  def apply_as_one_op() -> Optional[tf.Operation]:
-    """Returns one op of all replicas, as a branch of `tf.cond` must; None in eager
-    mode.
-    """
-    applied = apply_in_all()
-    with tf.name_scope(gate_scope):
-      return distribute.group(applied)
 
-  return control_flow.cond(should_apply, apply_as_one_op, skip or tf.no_op)
+def _grouped(applied: distribute.PerReplica, scope: str) -> Optional[tf.Operation]:
+  """Returns one op of what was built in all replicas, as a branch of `tf.cond` must;
+  None in eager mode.
+  """
+  with tf.name_scope(scope):
+    return distribute.group(applied)
 
 
 def _passed_if(
-  should_apply: tf.Tensor, grads: Sequence[gradients.Gradient]
-) -> Tuple[List[gradients.Gradient], Dict[str, str]]:
-  """Returns the gradients, which are not computed unless `should_apply`, and the names
-  of the ops that they replace, by their own.
+  should_apply: tf.Tensor,
+  grads: Sequence[gradients.Gradient],
+  replaced: Dict[str, str],
+) -> List[gradients.Gradient]:
+  """Returns the gradients, which are not computed unless `should_apply`; adds to
+  `replaced` the names of the ops that they replace, by those of their own.
   """
   values = gradients.values_of(grads)
   keys = contexts.tensor_keys(values)
@@ -112,12 +118,11 @@ def _passed_if(
   # replicas in the same order as without loss scaling, the name begins as there.
   scopes = lineage.unscaled_names(distinct)
   passed = gate.pass_if(should_apply, list(distinct.values()), scopes, SCOPE)
-  replaced: Dict[str, str] = {}
   for before, after in zip(distinct.values(), passed):
     replaced[after.op.name] = before.op.name
   passed_by_key = dict(zip(distinct, passed))
   all_passed = [passed_by_key[key] for key in keys]
-  return gradients.with_values(grads, all_passed), replaced
+  return gradients.with_values(grads, all_passed)
 
 
 def _scope(name: str) -> ContextManager[Optional[str]]:
@@ -139,9 +144,11 @@ def _reopened_scope(scope: distribute.PerReplica) -> ContextManager[None]:
 
   Each call in a cross-replica context opens the name scope of the variable scope again.
   """
+  if not tf.distribute.has_strategy() or tf.executing_eagerly():
+    return contextlib.nullcontext()
   replica_scope = distribute.local_results(scope)[0]
   merge_scope = op_names.name_scope()
-  if merge_scope == replica_scope or tf.executing_eagerly():
+  if merge_scope == replica_scope:
     return contextlib.nullcontext()
   variable_scope = tf.get_variable_scope().name.rpartition("/")[2]
   reopened = "/".join(filter(None, [replica_scope, variable_scope]))

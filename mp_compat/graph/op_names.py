@@ -4,7 +4,16 @@ gets others instead.
 """
 
 import contextlib
-from typing import Any, Callable, ContextManager, Dict, Iterator
+from typing import (
+  Any,
+  Callable,
+  ContextManager,
+  Dict,
+  Iterator,
+  Mapping,
+  NamedTuple,
+  Optional,
+)
 
 from tensorflow.python.eager import context
 
@@ -60,98 +69,130 @@ def _joined(scope: str, name: str) -> str:
   return "/".join(filter(None, [scope, name]))
 
 
-def rename_slots(replaced: Dict[str, str], last: str) -> ContextManager[None]:
-  """Returns a context manager: variables that are named after an op, as slots of a
-  tensor are, are named after the op that it replaces.
+class Reserved(NamedTuple):
+  """A name that is reserved for an op that is built later (`reserve`).
 
-  `replaced` maps names of ops, whose last part begins with `last`, to names of ops.
+  Attributes:
+    scope: The full name, with a final "/"; the name as it is, without "/", if nothing
+      is reserved.
+    asked: The full name that an optimizer asks for: that without loss scaling.
+    given: The full name that it gets instead; None if nothing is reserved.
   """
 
-  def renamed(name: str) -> str:
-    parts = name.split("/")
-    for end, part in enumerate(parts, 1):
-      if not part.startswith(last):
-        continue
-      for begin in range(end):
-        op_name = "/".join(parts[begin:end])
-        if op_name in replaced:
-          return "/".join([*parts[:begin], replaced[op_name], *parts[end:]])
-    return name
+  scope: str
+  asked: str
+  given: Optional[str]
 
-  def create_variable(
-    next_creator: Callable[..., tf.Variable], **kwargs: Any
-  ) -> tf.Variable:
-    if kwargs.get("name"):
-      kwargs["name"] = renamed(str(kwargs["name"]))
-    return next_creator(**kwargs)
 
-  return tf.variable_creator_scope(create_variable)
+NOTHING = Reserved("", "", None)
+
+
+def reserve(name: str) -> Reserved:
+  """Reserves a name for an op that is built later; in functions and eager mode reserves
+  nothing.
+
+      reserved = reserve("train")  # its scope is "train/"
+      with name_as_alone(reserved, {}):
+        inner.apply_gradients(..., name="train")  # its ops are in "train-wrapped/"
+      tf.group(..., name=reserved.scope)  # "train"
+
+  `name` is relative to the current name scope. If "train" is taken before, the scope is
+  "train_1/".
+  """
+  graph = tf.get_default_graph()
+  name = name.rstrip("/")
+  if tf.executing_eagerly() or graph.building_function:
+    return Reserved(name, name, None)
+  with tf.name_scope(name) as scope:
+    pass
+  given = graph.unique_name(name + "-wrapped")
+  return Reserved(scope, _joined(name_scope(), name), given)
 
 
 @contextlib.contextmanager
-def reserve_name(name: str) -> Iterator[str]:
-  """Makes a context manager that yields `name`, reserved and with a final "/", for an
-  op that is built later.
+def name_as_alone(
+  reserved: Reserved, replaced_ops: Mapping[str, str]
+) -> Iterator[None]:
+  """Makes a context manager in which the variables of an optimizer have the names that
+  they have without loss scaling, and its ops those that TensorFlow's class gives them;
+  in functions and eager mode it changes nothing.
 
-  The next op or scope that asks for `name` gets a name of its own, as TensorFlow's
-  class gives it: "train-wrapped" for "train". Variables that are made in that scope
-  have the names that they have without it: "train/rate". In functions and eager mode,
-  nothing is reserved: it yields `name` without a final "/".
+  The next op or scope that asks for the `reserved` name gets a name of its own:
+  "train-wrapped" for "train". Variables that are made in that scope are called as in
+  the scope that was asked for: "train/rate". Variables that are named after an op, as
+  slots of a tensor are, are named after the op that it replaces.
 
-      with reserve_name("train") as reserved:  # "train/"
-        inner.apply_gradients(..., name="train")  # its ops are in "train-wrapped/"
-      tf.group(..., name=reserved)  # "train"
-
-  `name` is relative to the current name scope, what is yielded is full. If "train" is
-  taken before, it yields "train_1/".
+  Args:
+    reserved: the name, or `NOTHING`.
+    replaced_ops: the names of the ops that others replace, by the names of these. Ops
+      may be added inside.
   """
   graph = tf.get_default_graph()
-  given = name.rstrip("/")
   if tf.executing_eagerly() or graph.building_function:
-    yield given
+    yield
     return
-  with tf.name_scope(name) as reserved:
-    pass
-  other = graph.unique_name(given + "-wrapped") + "/"
+  # the class's, or the replaced one of a step around this one
   unique_name = graph.unique_name
+  if reserved.given is not None:
+    _replace_names(graph, {reserved.asked: reserved.given})
 
   def create_variable(
     next_creator: Callable[..., tf.Variable], **kwargs: Any
   ) -> tf.Variable:
-    # the slot of a tensor, such as a moving average, perhaps in a variable scope: it
-    # is named after the op, and not after the current name scope
     if kwargs.get("name"):
-      kwargs["name"] = _with_scope(str(kwargs["name"]), other, reserved)
-    current = name_scope() + "/"
+      # The slot of a tensor, such as a moving average, perhaps in a variable scope, is
+      # named after the op, and not after the current name scope.
+      name = _of_replaced(str(kwargs["name"]), replaced_ops)
+      kwargs["name"] = _in_scope_asked_for(name, reserved)
     replaced = graph.unique_name
     # The replacement is not for a variable of that name.
     graph.unique_name = unique_name
-    scope: ContextManager[object] = contextlib.nullcontext()
-    if current.startswith(other):
-      scope = tf.name_scope(reserved + current[len(other) :])
     try:
-      with scope:
+      with _scope_asked_for(reserved):
         return next_creator(**kwargs)
     finally:
       graph.unique_name = replaced
 
-  asked = _joined(name_scope(), given)
   with tf.variable_creator_scope(create_variable):
-    _replace_names(graph, {asked: other[:-1]})
     try:
-      yield reserved
+      yield
     finally:
       graph.unique_name = unique_name
 
 
-def _with_scope(name: str, scope: str, replacement: str) -> str:
-  """Returns a name whose first `scope` is replaced, in any scope around it; the name
-  itself if it is not in `scope`. Both scopes have a final "/".
+def _of_replaced(name: str, replaced_ops: Mapping[str, str]) -> str:
+  """Returns the name of a variable; if a part of it is the name of an op that replaces
+  another, with that of the other.
   """
-  outer, found, inner = ("/" + name).partition("/" + scope)
+  parts = name.split("/")
+  for end in range(1, len(parts) + 1):
+    for begin in range(end):
+      op_name = "/".join(parts[begin:end])
+      if op_name in replaced_ops:
+        return "/".join([*parts[:begin], replaced_ops[op_name], *parts[end:]])
+  return name
+
+
+def _in_scope_asked_for(name: str, reserved: Reserved) -> str:
+  """Returns a name with the reserved scope in place of the given one, in any scope
+  around it; the name itself if it is not in that.
+  """
+  if reserved.given is None:
+    return name
+  outer, found, inner = ("/" + name).partition("/" + reserved.given + "/")
   if not found:
     return name
   in_outer = outer[1:]
   if in_outer:
     in_outer += "/"
-  return in_outer + replacement + inner
+  return in_outer + reserved.scope + inner
+
+
+def _scope_asked_for(reserved: Reserved) -> ContextManager[object]:
+  """Returns a context manager for the name scope in the reserved one, if the current
+  one is in the given one.
+  """
+  current = name_scope() + "/"
+  if reserved.given is None or not current.startswith(reserved.given + "/"):
+    return contextlib.nullcontext()
+  return tf.name_scope(reserved.scope + current[len(reserved.given) + 1 :])

@@ -22,6 +22,7 @@ from mp_compat.core import loss_scale
 from mp_compat.core.loss_scale import get_loss_scale
 from mp_compat.graph import contexts
 from mp_compat.graph import graphs
+from mp_compat.graph import op_names
 from mp_compat.graph import records
 from mp_compat.keras import keras2
 from mp_compat.keras import keras3
@@ -373,6 +374,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
         [variables],
         {},
         part.scope,
+        op_names.NOTHING,
         skip,
       )
     return distribute.group(applied, decision.update_op)

@@ -389,8 +389,8 @@ def apply(
     inner_optimizer.apply_gradients, tf.train.Optimizer.apply_gradients, given
   )
   part_grads, variables = zip(*part.grads_and_vars)
-  recording = loss_scale.recording_created(optimizer.loss_scale)
-  with op_names.reserve_name(name or optimizer.get_name()) as step_scope, recording:
+  reserved = op_names.reserve(name or optimizer.get_name())
+  with loss_scale.recording_created(optimizer.loss_scale):
     applied = conditional_apply.apply_in_each_replica(
       step.applied,
       functools.partial(_apply_inner, optimizer, inner_optimizer, readable),
@@ -398,6 +398,7 @@ def apply(
       [variables] + args,
       keywords,
       part.scope,
+      reserved,
     )
   if tf.executing_eagerly():
     _record(optimizers_of_replicas, step)
@@ -405,7 +406,7 @@ def apply(
   _record_decision(step, readable.own, decided)
   accumulators_set = _set_accumulator_steps(step.lineages, global_step, applied)
   train_op = distribute.group(
-    applied, decision.update_op, accumulators_set, name=step_scope
+    applied, decision.update_op, accumulators_set, name=reserved.scope
   )
   _record(optimizers_of_replicas, step._replace(train_op=train_op))
   return train_op
