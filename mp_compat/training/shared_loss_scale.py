@@ -7,6 +7,7 @@ from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import tf
 from mp_compat.core import distribute
 from mp_compat.core import gradients
+from mp_compat.core.lineage import Lineage
 from mp_compat.graph import control_flow
 from mp_compat.training import step
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
@@ -45,7 +46,10 @@ def apply_gradients_together(
   Args:
     steps: pairs of a MixedPrecisionLossScaleOptimizer and its `(gradient, variable)`
       pairs.
-    global_step: a variable to increment by one if any gradients are applied.
+    global_step: a variable to increment by one if any gradients are applied. The step
+      of each `tf.ConditionalAccumulator` that gradients were taken from is then set to
+      it: an accumulator drops gradients of earlier steps, and a skipped step does not
+      count as one. Without `global_step`, the program sets the accumulators' steps.
     skip: which steps to skip if gradients are not finite: those of "all" optimizers, or
       that of "each" optimizer with such gradients. In both cases, the loss scale is
       updated as for a step that is not finite.
@@ -74,13 +78,17 @@ def apply_gradients_together(
       op = step.apply(part, decision, index)
       if op is not None:
         applied.append(op)
-    counted = None
-    if global_step is not None:
-      with tf.control_dependencies(applied):
-        counted = control_flow.cond(
-          tf.reduce_any(tf.stack(decision.apply)), lambda: _add_one(global_step)
-        )
-    return distribute.group(*applied, counted, name=name)
+    if global_step is None:
+      return distribute.group(*applied, name=name)
+    with tf.control_dependencies(applied):
+      counted = control_flow.cond(
+        tf.reduce_any(tf.stack(decision.apply)), lambda: _add_one(global_step)
+      )
+    lineages: List[Lineage] = []
+    for part in parts:
+      lineages += distribute.local_results(part.lineage)
+    accumulators_set = step.set_accumulator_steps(lineages, global_step, counted)
+    return distribute.group(*applied, counted, accumulators_set, name=name)
 
   return distribute.merge_call(
     apply_all, [opt._prepare_part(pairs) for opt, pairs in steps], global_step

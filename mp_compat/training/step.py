@@ -404,7 +404,7 @@ def apply(
     _record(optimizers_of_replicas, step)
     return None
   _record_decision(step, readable.own, decided)
-  accumulators_set = _set_accumulator_steps(step.lineages, global_step, applied)
+  accumulators_set = set_accumulator_steps(step.lineages, global_step, applied)
   train_op = distribute.group(
     applied, decision.update_op, accumulators_set, name=reserved.scope
   )
@@ -588,7 +588,7 @@ def _reads_other_steps(used: Iterable[contexts.TensorKey], readable: _Readable) 
   return False
 
 
-def _set_accumulator_steps(
+def set_accumulator_steps(
   lineages: Iterable[Lineage], global_step: Optional[tf.Variable], applied: tf.Operation
 ) -> Optional[tf.Operation]:
   """Returns an op that sets the step of accumulators that gradients were taken from to

@@ -1,4 +1,5 @@
-"""Tests of `tf.train.SyncReplicasOptimizer` around the wrapper, in one process.
+"""Tests of gradients from accumulators, in one process, such as those of a
+`tf.train.SyncReplicasOptimizer` around the wrapper.
 
 Several processes are in tests/processes/test_clusters.py.
 """
@@ -6,6 +7,7 @@ Several processes are in tests/processes/test_clusters.py.
 import numpy as np
 import pytest
 
+import mp_compat
 from tests import testing
 from tests.testing import FINITE
 from tests.testing import OVERFLOW
@@ -89,3 +91,53 @@ def test_other_steps_add_no_accumulator_ops(graph):
     [(tf.ConditionalAccumulator(tf.float32, [2]).take_grad(1), training.w)]
   )
   assert not [op for op in graph.get_operations() if "SetGlobalStep" in op.type]
+
+
+@pytest.mark.parametrize("use_resource", [True, False])
+@pytest.mark.parametrize(
+  "skip, first_steps, second_steps",
+  [
+    ("all", [1, 1, 2, 2, 3], [1, 1, 2, 2, 3]),
+    ("each", [1, 2, 3, 3, 4], [1, 1, 2, 2, 3]),
+  ],
+)
+def test_shared_step_keeps_accumulators_current(
+  use_resource, skip, first_steps, second_steps
+):
+  with tf.variable_scope("", use_resource=use_resource):
+    weights = [
+      tf.get_variable(name, [2], initializer=tf.zeros_initializer()) for name in "dg"
+    ]
+    global_step = tf.train.get_or_create_global_step()
+  inputs = [tf.placeholder(tf.float32, [2]) for _ in weights]
+  accumulators = [tf.ConditionalAccumulator(tf.float32, [2]) for _ in weights]
+  added = [
+    accumulator.apply_grad(grad, local_step=global_step)
+    for accumulator, grad in zip(accumulators, inputs)
+  ]
+  scale = mp_compat.DynamicLossScale(8.0)
+  steps = []
+  for weight, accumulator in zip(weights, accumulators):
+    opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), scale)
+    steps.append((opt, [(accumulator.take_grad(1), weight)]))
+  train_op = mp_compat.apply_gradients_together(steps, global_step, skip)
+
+  after = []
+  config = tf.ConfigProto(operation_timeout_in_ms=60000)
+  with tf.Session(config=config) as sess:
+    sess.run(tf.global_variables_initializer())
+    for first, second in [
+      (FINITE, FINITE),
+      (FINITE, OVERFLOW),
+      (FINITE, FINITE),
+      (OVERFLOW, OVERFLOW),
+      (FINITE, FINITE),
+    ]:
+      sess.run(added, dict(zip(inputs, (first, second))))
+      sess.run(train_op)
+      after.append(sess.run(weights + [global_step]))
+  firsts, seconds, global_steps = zip(*after)
+  np.testing.assert_array_equal(firsts, np.outer(first_steps, -FINITE))
+  np.testing.assert_array_equal(seconds, np.outer(second_steps, -FINITE))
+  # with "each", a step counts if one of the optimizers applies it
+  assert list(global_steps) == first_steps
