@@ -78,10 +78,12 @@ TESTS = {
   "training/step": (
     "training/finite_reducer training/shared_loss_scale training/gradient_accumulation "
     "monitoring/reports training/threads training/optimizer "
-    "equivalence/tensorflow_defects"
+    "equivalence/tensorflow_defects training/eager"
   ),
   "training/gradient_accumulation": "training/gradient_accumulation",
-  "training/shared_loss_scale": "training/shared_loss_scale training/bad_input",
+  "training/shared_loss_scale": (
+    "training/shared_loss_scale training/sync_replicas training/bad_input"
+  ),
   "training/optimizer": (
     "training/optimizer monitoring/reports checkpoints/object_based programs/builders "
     "training/inner_optimizers training/bad_input training/threads "
@@ -513,6 +515,12 @@ MUTANTS = [
     "or opt.loss_scale is not optimizers[0].loss_scale",
     "",
   ),
+  (
+    "training/shared_loss_scale",
+    "step.set_accumulator_steps(lineages, global_step, counted)",
+    "None",
+  ),
+  ("training/step", "should_apply = gradients.readable(should_apply)", "pass"),
   (
     "training/optimizer",
     "if isinstance(layer, tf.train.SyncReplicasOptimizer)",

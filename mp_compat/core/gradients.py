@@ -165,10 +165,10 @@ def _converted_slices(
 ) -> tf.IndexedSlices:
   """Returns a sparse gradient whose parts are tensors that ops built now can read."""
   values = _as_value(_to_tensor(grad.values, dtype))
-  indices = _readable(tf.convert_to_tensor(grad.indices))
+  indices = readable(tf.convert_to_tensor(grad.indices))
   dense_shape = grad.dense_shape
   if dense_shape is not None:
-    dense_shape = _readable(tf.convert_to_tensor(dense_shape))
+    dense_shape = readable(tf.convert_to_tensor(dense_shape))
   return tf.IndexedSlices(values, indices, dense_shape)
 
 
@@ -226,10 +226,10 @@ def _as_value(values: tf.Tensor) -> tf.Tensor:
     raise TypeError(
       "Gradients must be numeric, but got {} of dtype {}.".format(values, dtype.name)
     )
-  return _readable(values)
+  return readable(values)
 
 
-def _readable(tensor: tf.Tensor) -> tf.Tensor:
+def readable(tensor: tf.Tensor) -> tf.Tensor:
   """Returns a tensor of the current graph, not a reference, with the same values.
 
   Branches that are functions cannot take references, such as the output of

@@ -343,7 +343,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
 
   def _scale(self) -> tf.Tensor:
     """Returns a new read of the loss scale, a float32 scalar."""
-    return tf.cast(self._loss_scale(), tf.float32)
+    return gradients.readable(tf.cast(self._loss_scale(), tf.float32))
 
   def _recorded_scale(self) -> tf.Tensor:
     """Returns the scale that `scale_loss` read if ops built now can read it; otherwise

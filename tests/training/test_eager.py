@@ -125,6 +125,49 @@ def test_eager_unscaling_uses_current_scale():
   assert opt.loss_scale().numpy() == 128.0
 
 
+class EagerTensors(mp_compat.LossScale):
+  """A loss scale whose methods return tensors that its constructor made."""
+
+  def __init__(self, applies):
+    self.scale, self.applies = tf.constant(8.0), tf.constant(applies)
+
+  def __call__(self):
+    return self.scale
+
+  def update(self, grads):
+    return None, self.applies
+
+  def get_config(self):
+    return {}
+
+
+@pytest.mark.parametrize("skip_nonfinite", [False, True])
+@pytest.mark.parametrize("applies", [False, True])
+@pytest.mark.parametrize("divides", [False, True])
+def test_function_takes_eager_loss_scale(divides, applies, skip_nonfinite, warnings):
+  opt = Optimizer(
+    tf.train.GradientDescentOptimizer(1.0),
+    EagerTensors(applies),
+    skip_nonfinite=skip_nonfinite,
+  )
+  w = tensorflow.Variable([1.0, 2.0])
+
+  @tensorflow.function
+  def step(x):
+    with tf.GradientTape() as tape:
+      scaled = opt.scale_loss(tf.reduce_sum(w * x))
+    grad = tape.gradient(scaled, w)
+    if divides:
+      grad = grad / opt.loss_scale()
+    opt.apply_gradients([(grad, w)])
+
+  step(tf.constant([0.25, 0.5]))
+  factor = (1.0 if divides else 8.0) * applies
+  np.testing.assert_array_equal(w.numpy(), [1.0 - 0.25 * factor, 2.0 - 0.5 * factor])
+  warning = "unscale_gradients() was not called"
+  assert [warning in each for each in warnings] == ([] if divides else [True])
+
+
 @pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
 def test_gradients_of_tensors_are_computed(as_function):
   w, x = tensorflow.Variable([1.0, 2.0]), tf.constant([3.0, 4.0])
