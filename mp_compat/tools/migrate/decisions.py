@@ -291,16 +291,21 @@ def _in_guards(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> Iterator[
       except AttributeError:  # TensorFlow 1.13
         scale = None
 
-  Only the innermost `try` around a name counts.
+  Every `try` around a name counts.
   """
   for node in texts:
-    block = source.enclosing(node, cst.Try)
-    if block is None:
-      continue
-    for handler in block.handlers:
-      # `except:` handles everything.
-      if handler.type is None or _ABSENCE.search(source.text(handler.type)):
+    for block in source.enclosing(node, cst.Try):
+      if _handles_absence(source, block):
         yield _Found(node, "guard")
+
+
+def _handles_absence(source: ParsedSource, block: cst.Try) -> bool:
+  """Returns whether a `try` handles errors for names that do not exist."""
+  for handler in block.handlers:
+    # `except:` handles everything.
+    if handler.type is None or _ABSENCE.search(source.text(handler.type)):
+      return True
+  return False
 
 
 def _in_strings(source: ParsedSource) -> Iterator[_Found]:

@@ -328,12 +328,15 @@ class ParsedSource:
     column = len(self.text_before(node)) + 1
     return Place(cell=0, line=lines_before + 1, column=column)
 
-  def enclosing(self, node: cst.CSTNode, kind: Type[_Node]) -> Optional[_Node]:
-    """Returns the innermost node of a kind around `node`; None if there is none."""
+  def enclosing(self, node: cst.CSTNode, kind: Type[_Node]) -> List[_Node]:
+    """Returns the nodes of a kind around `node`, from the inside out."""
+    found: List[_Node] = []
     parent = self.parents.get(node)
-    while parent is not None and not isinstance(parent, kind):
+    while parent is not None:
+      if isinstance(parent, kind):
+        found.append(parent)
       parent = self.parents.get(parent)
-    return parent
+    return found
 
   def is_read(self, node: cst.CSTNode) -> bool:
     """Returns whether an expression is read, and not assigned or deleted."""
@@ -384,9 +387,9 @@ class ParsedSource:
     first, *attributes = dotted(node).split(".")
     if not self.is_read(node) or "#" in self.text(node):
       return False
-    formatted = self.enclosing(node, cst.FormattedStringExpression)
-    if formatted is not None and formatted.equal:  # f"{name=}" prints the name.
-      return False
+    for formatted in self.enclosing(node, cst.FormattedStringExpression):
+      if formatted.equal:  # f"{name=}" prints the name.
+        return False
     if first in self._unclear or self._assigned.intersection(attributes):
       return False
     bindings = self._scopes[node][first]

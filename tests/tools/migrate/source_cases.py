@@ -126,6 +126,7 @@ UNCERTAIN = {
   "a name that is replaced": "tf.train.experimental.LossScale = A  # stays\ntf.train.experimental.LossScale  # stays\n",
   "a name that is deleted": "del tf.train.experimental.LossScale  # stays\n",
   "printed by name": "x = f'{tf.train.experimental.LossScale=}'  # stays\n",
+  "printed in a nested string": "x = f'{f\"{tf.train.experimental.LossScale}\"=}'  # stays\n",
   "a comment in a chain": "x = (tf.train  # stays\n  .experimental.LossScale)\n",
   "a comment in an import": "from tensorflow.train.experimental import (  # stays\n  LossScale)\n",
   "the project's own tf": "from project.env import tf as x\nx.tf.train.experimental.LossScale  # stays\n",
@@ -222,6 +223,12 @@ ONE_DECISION = [
   ),
   (
     "try: x = tf.train.experimental.LossScale\nexcept AttributeError: x = None\n",
+    "guard",
+    "",
+  ),
+  (
+    "try:\n  try: x = tf.train.experimental.LossScale\n  finally: pass\n"
+    "except AttributeError: x = None\n",
     "guard",
     "",
   ),
