@@ -25,6 +25,8 @@ MARGIN = 2
 # the number of powers of two above float16's smallest number in which values indicate
 # that others are lost
 CUT_OFF = 3
+# the number of tensors that the advice names where it is for several
+MOST_NAMED = 5
 LARGEST_SCALE = 126  # the exponent of the largest loss scale
 # the share of a tensor's values that may vanish at a scale of 1, if none is needed
 VANISHING = 2.0**-10
@@ -91,12 +93,28 @@ class Advice(NamedTuple):
       magnitude.
     high: see `low`; if `low` is above `high`, no scale does so.
     text: what to do; the range; what else is to be considered.
+    named: the names of the tensors in `text`.
   """
 
   kind: str
   low: int
   high: int
   text: str
+  named: Tuple[str, ...]
+
+
+class _Choice(NamedTuple):
+  """What to do about the loss scale.
+
+  Attributes:
+    kind: See `Advice`.
+    text: What to do, and why: two sentences.
+    named: See `Advice`.
+  """
+
+  kind: str
+  text: str
+  named: List[str]
 
 
 class Tensor:
@@ -456,9 +474,10 @@ def advise(history: History) -> Optional[Advice]:
   bounds = _intersection([history.bounds, *history.upper_bounds()])
   if bounds is None:
     return None
-  kind, text = _choose(history, bounds)
+  kind, text, named = _choose(history, bounds)
   if history.overflows:
     text += _describe_overflows(history)
+    named.append(history.overflows[-1].bounds.largest)
   if history.below_skipped is not None:
     text += " Between the records, {} at 2**{}; such steps must be skipped.".format(
       history.below_skipped.largest, history.below_skipped.high + 1
@@ -467,7 +486,7 @@ def advise(history: History) -> Optional[Advice]:
     text += (
       " What functions and loops compute was not measured, and may need a larger scale."
     )
-  return Advice(kind, bounds.low, bounds.high, text)
+  return Advice(kind, bounds.low, bounds.high, text, tuple(named))
 
 
 def _describe_overflows(history: History) -> str:
@@ -486,8 +505,8 @@ def _describe_overflows(history: History) -> str:
   )
 
 
-def _choose(history: History, bounds: Bounds) -> Tuple[str, str]:
-  """Returns the kind of advice, and two sentences: what to do, and why.
+def _choose(history: History, bounds: Bounds) -> _Choice:
+  """Returns what to do about the loss scale, and why.
 
       no record was finite            -> "unknown", or "float32" if no scale is left
       values are lost without a scale -> "float32"
@@ -503,37 +522,41 @@ def _choose(history: History, bounds: Bounds) -> Tuple[str, str]:
     return _without_finite_records(bounds)
   lost = [name for name, tensor in history.selected() if tensor.is_lost_unscaled]
   if lost:
-    return "float32", (
+    text = (
       "Store {} in float32, with "
       "custom_getter=mp_compat.float32_variable_storage_getter. No scale keeps 99% of "
       "the magnitude of these gradients, because they are rounded to float16 after "
-      "they are divided by the scale.".format(enumeration(lost, 5))
+      "they are divided by the scale."
     )
+    names = enumeration(lost, MOST_NAMED)
+    return _Choice("float32", text.format(names), lost[:MOST_NAMED])
   if history.conflict:
-    return "float32", _describe_conflict(history.conflict)
+    return _without_fitting_scale(history.conflict)
   doubtful = _doubtful_scales(history)
   largest_doubtful = max(doubtful.values(), default=None)
   wanted = bounds.high - MARGIN
   if largest_doubtful is not None and largest_doubtful < wanted:
-    return "unknown", (
+    text = (
       "Record with a loss scale of 2**{}. At 2**{}, values at the lower end of "
-      "float16's range, or only zeros, indicate that smaller ones were lost in "
-      "{}.".format(wanted, largest_doubtful, enumeration(list(doubtful), 5))
+      "float16's range, or only zeros, indicate that smaller ones were lost in {}."
     )
+    names = enumeration(list(doubtful), MOST_NAMED)
+    text = text.format(wanted, largest_doubtful, names)
+    return _Choice("unknown", text, list(doubtful)[:MOST_NAMED])
   return _choose_scale(history, bounds)
 
 
-def _without_finite_records(bounds: Bounds) -> Tuple[str, str]:
-  """Returns the kind of advice, and two sentences, if no record was finite."""
+def _without_finite_records(bounds: Bounds) -> _Choice:
+  """Returns what to do if no record was finite."""
   if bounds.high >= 0:
     action = "Record more steps, or with a smaller loss scale."
-    return "unknown", action + " No record was finite."
+    return _Choice("unknown", action + " No record was finite.", [])
   action = "Make the loss smaller, for example a mean instead of a sum."
-  return "float32", action + " No record was finite at 2**0."
+  return _Choice("float32", action + " No record was finite at 2**0.", [])
 
 
-def _describe_conflict(conflict: BoundsOfStep) -> str:
-  """Returns what to do, and why, for a step that no scale fits."""
+def _without_fitting_scale(conflict: BoundsOfStep) -> _Choice:
+  """Returns what to do about a step that no scale fits."""
   worst = conflict.bounds
   action = "Compute {smallest} in float32, or with a larger weight of its loss."
   if worst.high < 0:
@@ -545,11 +568,12 @@ def _describe_conflict(conflict: BoundsOfStep) -> str:
     " No scale fits step {step}: {smallest} needs at least 2**{low}, and {largest} "
     "overflows above 2**{high}."
   )
-  return (action + facts).format(step=conflict.step, **worst._asdict())
+  text = (action + facts).format(step=conflict.step, **worst._asdict())
+  return _Choice("float32", text, [worst.smallest, worst.largest])
 
 
-def _choose_scale(history: History, bounds: Bounds) -> Tuple[str, str]:
-  """Returns the kind of advice, and two sentences, if a scale fits each record.
+def _choose_scale(history: History, bounds: Bounds) -> _Choice:
+  """Returns what to do if a scale fits each record.
 
   nothing needs a scale, and there is room above 1 -> "none"
   there is room between all bounds                 -> "fixed", with a margin
@@ -562,12 +586,14 @@ def _choose_scale(history: History, bounds: Bounds) -> Tuple[str, str]:
   may_vanish = any(tensor.may_vanish for _, tensor in history.selected())
   is_needed = low > 0 or has_overflowed or may_vanish
   if not is_needed and high >= MARGIN:
-    return "none", "No loss scaling is needed. Scales up to 2**{} {}".format(high, kept)
+    text = "No loss scaling is needed. Scales up to 2**{} {}".format(high, kept)
+    return _Choice("none", text, [])
   fits = " From 2**{} (for {}) to 2**{} (for {}), scales {}".format(
     low, smallest, high, largest, kept
   )
   if high - low >= MARGIN and high > MARGIN:
-    return "fixed", "Use a fixed loss scale of 2**{}.".format(high - MARGIN) + fits
+    action = "Use a fixed loss scale of 2**{}.".format(high - MARGIN)
+    return _Choice("fixed", action + fits, [smallest, largest])
   if low > high:
     fits = (
       " No scale fits all records: {} needs at least 2**{}, and {} overflows above "
@@ -577,7 +603,7 @@ def _choose_scale(history: History, bounds: Bounds) -> Tuple[str, str]:
   of_records = bounds if history.bounds is None else history.bounds
   start = max(of_records.high, 0)
   action = "Use a dynamic loss scale that starts at 2**{}.".format(start)
-  return "dynamic", action + fits
+  return _Choice("dynamic", action + fits, [smallest, largest])
 
 
 def _doubtful_scales(history: History) -> Dict[str, int]:

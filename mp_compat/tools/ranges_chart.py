@@ -12,7 +12,7 @@ of the number format. On the right, the loss scales that fit all records of the 
 import math
 import os
 import textwrap
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 import numpy as np
 
@@ -140,15 +140,16 @@ def _labels(
 ) -> Dict[int, str]:
   """Returns the labels of rows.
 
-      label tensors that the advice names, and extremes; too close ones move down
+      label tensors that the advice names, and extremes; too close ones move down, at
+          the last row up
       label every n-th of the others, so that there are about `MOST_LABELS`
 
-  A label may thus stand up to some rows below that of its tensor. An n-th tensor has
-  none if one of the first kind is less than n rows away.
+  A label may thus stand some rows from that of its tensor. An n-th tensor has none if
+  one of the first kind is less than n rows away.
 
   Args:
     history: the tensors, in the order of the rows.
-    advice: names tensors in its text.
+    advice: what follows from them.
 
   Returns:
     The names of tensors by the row beside which they stand.
@@ -156,31 +157,47 @@ def _labels(
   names = list(history.tensors)
   every = math.ceil(len(names) / MOST_LABELS)  # So many rows have room for one label.
   gap = (every + 1) // 2
-  extremes = _extremes(history)
-  found: Dict[int, str] = {}
-  row = -len(names)  # above the first by more than any gap
-  for number, name in enumerate(names):
-    if name in advice.text or name in extremes:
-      row = max(number, row + gap)
-      found[row] = name
+  decisive = set(advice.named) | _extremes(history)
+  labeled = [number for number, name in enumerate(names) if name in decisive]
+  rows = _spread(labeled, gap, len(names) - 1)
+  found = {row: names[number] for row, number in zip(rows, labeled)}
   others: Dict[int, str] = {}
   for number in range(0, len(names), every):
     if all(abs(number - row) >= every for row in found):
       others[number] = names[number]
-  return {**found, **others}
+  return dict(sorted({**found, **others}.items()))
 
 
-def _extremes(history: range_history.History) -> List[str]:
+def _spread(rows: List[int], gap: int, last: int) -> List[int]:
+  """Returns ascending rows up to `last`, each moved down, or at the end up, so that
+  they are at least `gap` apart.
+  """
+  moved_down: List[int] = []
+  for row in rows:
+    if moved_down:
+      row = max(row, moved_down[-1] + gap)
+    moved_down.append(row)
+  found: List[int] = []
+  limit = last
+  for row in reversed(moved_down):
+    found.append(min(row, limit))
+    limit = found[-1] - gap
+  return found[::-1]
+
+
+def _extremes(history: range_history.History) -> Set[str]:
   """Returns the names of the tensors whose smallest value needs the largest scale, and
-  whose largest value needs the smallest.
+  whose largest value needs the smallest; none if no tensor was ever finite.
   """
   bounds = []
   for tensor in history.tensors.values():
     if tensor.bounds:
       bounds.append(tensor.bounds)
+  if not bounds:
+    return set()
   highest_low = max(bounds, key=lambda each: each.low)
   lowest_high = min(bounds, key=lambda each: each.high)
-  return [highest_low.smallest, lowest_high.largest]
+  return {highest_low.smallest, lowest_high.largest}
 
 
 def _draw_histograms(axes: Any, history: range_history.History) -> None:

@@ -73,10 +73,7 @@ def test_tensors_that_decide_are_labeled():
   figure = draw(history)
   figure.draw_without_rendering()
   axes = figure.axes[0]
-  rows = {
-    label.get_text(): row
-    for label, row in zip(axes.get_yticklabels(), axes.get_yticks())
-  }
+  rows = labels_of(figure)
   assert {"tensor_100", "tensor_101", "tensor_201", "tensor_203"} < set(rows) and len(
     rows
   ) > 50
@@ -88,6 +85,45 @@ def test_tensors_that_decide_are_labeled():
     for index, one in enumerate(boxes)
     if any(one.overlaps(other) for other in boxes[:index])
   ]
+
+
+def labels_of(figure):
+  """Returns the rows of labels by their texts."""
+  axes = figure.axes[0]
+  labels = [label.get_text() for label in axes.get_yticklabels()]
+  return dict(zip(labels, axes.get_yticks()))
+
+
+def test_names_within_advice_text_are_not_labeled():
+  """A tensor "a" is not what "a fixed loss scale" names."""
+  exponents = {"tensor_{:03d}".format(index): {-9: 1} for index in range(300)}
+  exponents.update({"tensor_002": {-30: 1}, "tensor_004": {-5: 1}})
+  words = ["scale", "a", "loss", "2", "of"]
+  for index, word in enumerate(words):
+    exponents = rename(exponents, "tensor_{:03d}".format(11 + 5 * index), word)
+  history = recorded.history(recorded.record(1, exponents))
+  assert all(word in range_history.advise(history).text for word in words)
+  labels = set(labels_of(draw(history)))
+  assert {"tensor_002", "tensor_004"} < labels and not labels.intersection(words)
+
+
+def rename(tensors, old, new):
+  """Returns tensors in the same order, one of them with another name."""
+  return {new if name == old else name: each for name, each in tensors.items()}
+
+
+def test_labels_stay_within_rows():
+  """Also if the last tensors decide."""
+  exponents = {"tensor_{:03d}".format(index): {-9: 1} for index in range(319)}
+  exponents.update({"tensor_317": {-30: 1}, "tensor_318": {-5: 1}})
+  rows = labels_of(draw(recorded.history(recorded.record(1, exponents))))
+  assert (rows["tensor_317"], rows["tensor_318"]) == (315, 318)
+  assert max(rows.values()) == 318
+
+
+def test_records_of_overflows_only_are_drawn():
+  history = recorded.history(recorded.record(1, {"a": {}, "b": {}}, 4.0, nonfinite=1))
+  assert set(labels_of(draw(history))) == {"a", "b"}
 
 
 def test_drawing_shows_what_advice_rests_on():
