@@ -1,5 +1,6 @@
-# SPDX-License-Identifier: Apache-2.0 The public names and the modules that define them,
-# for type checkers and editors. __init__.py lists the same names.
+# SPDX-License-Identifier: Apache-2.0
+# The public names and the modules that define them, for type checkers and editors.
+# __init__.py lists the same names.
 
 from mp_compat import checkpoints as checkpoints
 from mp_compat import contrib as contrib

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import auto_mixed_precision
 from mp_compat._tensorflow import event_files
@@ -13,6 +13,7 @@ from mp_compat.core import loss_scale
 from mp_compat.graph import runs
 from mp_compat.monitoring import dataflow
 from mp_compat.monitoring import float16_ops
+from mp_compat.monitoring import plain_session
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.monitoring import stall
@@ -49,7 +50,7 @@ class _Watched(NamedTuple):
     return [each.tensor for each in self.observed if each.part == part]
 
 
-class LossScaleHook(tf.train.SessionRunHook):
+class LossScaleHook(plain_session.PlainSessionHook):
   """Logs the loss scale, counts skipped steps, and ends a run that no longer applies
   any steps.
 
@@ -159,7 +160,6 @@ class LossScaleHook(tf.train.SessionRunHook):
     self._output_dir = output_dir
     self._counters_in_graph = counters_in_graph
     self._session: Optional[tf.Session] = None  # in which `_read_state` was last called
-    self._name = ""  # of the first train op, from `begin` on
 
   @property
   def attempted(self) -> int:
@@ -171,8 +171,9 @@ class LossScaleHook(tf.train.SessionRunHook):
 
   def begin(self) -> None:
     """Finds the train ops of the optimizer, and builds what to fetch with each."""
+    super().begin()
     steps = reports.train_steps(self._optimizer)
-    self._name = steps[0].train_op.name
+    self._name = steps[0].train_op.name  # of the first one
     readable = [step for step in steps if reports.is_readable(step)]
     self._float16_variables: List[str] = []
     for step in readable:
@@ -322,29 +323,6 @@ class LossScaleHook(tf.train.SessionRunHook):
         self._name,
       )
 
-  def run(
-    self, session: tf.Session, fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None
-  ) -> Any:
-    """Returns `session.run(fetches, feed_dict)` of a plain Session, and observes the
-    run as in a MonitoredSession.
-
-    Call `begin()` after `minimize` and before the session runs, and at the end
-    `end(session)`, which writes the last values. `on_stall="stop"` does not stop such a
-    run. Raises a RuntimeError without `begin()`.
-    """
-    if not self._name:
-      raise RuntimeError(
-        "Before LossScaleHook.run(), call begin(): after minimize(), before the "
-        "session runs."
-      )
-    context = tf.train.SessionRunContext(
-      tf.train.SessionRunArgs(fetches, feed_dict), session
-    )
-    requested = self.before_run(context) or tf.train.SessionRunArgs([])
-    values, results = session.run([fetches, requested.fetches], feed_dict)
-    self.after_run(context, tf.train.SessionRunValues(results, None, None))
-    return values
-
   def _count(self, scale: float, is_skipped: bool) -> None:
     due = self._steps.count(scale, is_skipped)
     if due.log:
@@ -428,6 +406,24 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
 
   `tf.train.StopAtStepHook` counts applied steps (`global_step`) and never ends a run
   that skips all steps.
+
+      >>> import tensorflow.compat.v1 as tf
+      >>> import mp_compat
+      >>> with tf.Graph().as_default():
+      ...   weight = tf.get_variable("weight", [], use_resource=True)
+      ...   opt = mp_compat.MixedPrecisionLossScaleOptimizer(
+      ...     tf.train.GradientDescentOptimizer(0.1), "dynamic"
+      ...   )
+      ...   global_step = tf.train.get_or_create_global_step()
+      ...   train_op = opt.minimize(weight * float("inf"), global_step)
+      ...   hook = mp_compat.StopAtAttemptHook(opt, 3)
+      ...   attempts = 0
+      ...   with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+      ...     while not sess.should_stop():
+      ...       _, applied_steps = sess.run([train_op, global_step])
+      ...       attempts += 1
+      >>> print(attempts, applied_steps)
+      3 0
   """
 
   def __init__(

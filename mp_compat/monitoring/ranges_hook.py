@@ -14,6 +14,7 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
 from mp_compat.graph import runs
 from mp_compat.monitoring import gradient_ranges
+from mp_compat.monitoring import plain_session
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
@@ -22,7 +23,7 @@ from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 _STEPS_AFTER_OVERFLOW = 10
 
 
-class GradientRangesHook(tf.train.SessionRunHook):
+class GradientRangesHook(plain_session.PlainSessionHook):
   """Records the ranges of the gradients now and then, and logs advice on the loss scale
   whenever it changes.
 
@@ -61,6 +62,29 @@ class GradientRangesHook(tf.train.SessionRunHook):
       passed.
     noise, zeros, nonfinite, largest, exponents: as in `GradientRange`, but `zeros` is a
       number, and `exponents` are without a bias, without zeros, and without 0 counts.
+
+  An example, with a Session of the program's own; `factor` is the gradient:
+
+      >>> import json, tempfile
+      >>> import tensorflow.compat.v1 as tf
+      >>> import mp_compat
+      >>> directory = tempfile.mkdtemp()
+      >>> with tf.Graph().as_default(), tf.Session() as sess:
+      ...   factor = tf.placeholder(tf.float32, [2])
+      ...   weight = tf.get_variable("weight", [2], use_resource=True)
+      ...   opt = mp_compat.MixedPrecisionLossScaleOptimizer(
+      ...     tf.train.GradientDescentOptimizer(0.1), 1024.0
+      ...   )
+      ...   train_op = opt.minimize(tf.reduce_sum(factor * weight))
+      ...   hook = mp_compat.GradientRangesHook(opt, output_dir=directory)
+      ...   hook.begin()
+      ...   sess.run(tf.global_variables_initializer())
+      ...   _ = hook.run(sess, train_op, {factor: [1e-9, 1e-8]})
+      ...   hook.end(sess)
+      >>> with open(directory + "/gradient_ranges.jsonl") as file:
+      ...   record = json.load(file)
+      >>> print(record["step"], record["tensors"]["weight:0"]["exponents"])
+      1 {'-20': 1, '-17': 1}
   """
 
   def __init__(
@@ -97,6 +121,7 @@ class GradientRangesHook(tf.train.SessionRunHook):
 
   def begin(self) -> None:
     """Builds the measurement, and reads the records of earlier runs."""
+    super().begin()
     step = reports.readable_step(self._optimizer)
     self._train_op = step.train_op
     self._overflow_scale = reports.overflow_scale(step)

@@ -93,6 +93,28 @@ def test_hook_records_every_nth_step(tmp_path, with_global_step):
     }
 
 
+@pytest.mark.usefixtures("graph")
+def test_hook_observes_plain_session(tmp_path):
+  training, opt, train_op = make_training()
+  hook = mp_compat.GradientRangesHook(opt, 2, str(tmp_path / "ranges"))
+  with testing.session() as sess, pytest.raises(
+    RuntimeError, match=r"GradientRangesHook.run\(\), call begin\(\): after minimize"
+  ):
+    hook.run(sess, train_op)
+  hook.begin()
+  with testing.initialized_session() as sess:
+    for n in range(5):
+      x = FINITE * 2.0**n
+      _, fetched = hook.run(sess, [train_op, {"x": training.x}], {training.x: x})
+      np.testing.assert_array_equal(fetched["x"], x)
+      hook.run(sess, training.w)  # does not execute the train op
+    hook.end(sess)
+  assert [record["step"] for record in records(tmp_path)] == [1, 3, 5]
+  assert [record["tensors"]["w:0"]["largest"] for record in records(tmp_path)] == [
+    8 * FINITE.max() * factor for factor in (1, 4, 16)
+  ]
+
+
 def test_hook_waits_for_step_in_its_branch(tmp_path):
   taken = [False, False, True, True, False, False, True]
   with testing.control_flow(1):

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls a SessionRunHook for the runs of a plain Session."""
+
+from typing import Any, Dict, Optional
+
+from mp_compat._tensorflow import tf
+
+
+class PlainSessionHook(tf.train.SessionRunHook):
+  """A SessionRunHook that can observe the runs of a plain Session, too."""
+
+  _has_begun = False
+
+  def begin(self) -> None:
+    self._has_begun = True
+
+  def run(
+    self, session: tf.Session, fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None
+  ) -> Any:
+    """Returns `session.run(fetches, feed_dict)` of a plain Session, and observes the
+    run as in a MonitoredSession.
+
+    Call `begin()` after `minimize` and before the session runs, and at the end
+    `end(session)`, which writes the last values. Such a run cannot be stopped by
+    `request_stop`, and one hook observes it: several need a MonitoredSession. Raises a
+    RuntimeError without `begin()`.
+    """
+    if not self._has_begun:
+      raise RuntimeError(
+        "Before {}.run(), call begin(): after minimize(), before the session "
+        "runs.".format(type(self).__name__)
+      )
+    context = tf.train.SessionRunContext(
+      tf.train.SessionRunArgs(fetches, feed_dict), session
+    )
+    requested = self.before_run(context) or tf.train.SessionRunArgs([])
+    values, results = session.run([fetches, requested.fetches], feed_dict)
+    self.after_run(context, tf.train.SessionRunValues(results, None, None))
+    return values
