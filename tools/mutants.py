@@ -49,7 +49,9 @@ TESTS = {
   "core/variable_scope": "core/variable_scope checkpoints/saver",
   "graph/contexts": "core/lineage core/hidden_overflows training/optimizer monitoring/reports programs/functions",
   "core/lineage": "core/lineage core/hidden_overflows training/optimizer monitoring/reports programs/functions",
-  "monitoring/dataflow": "monitoring/noise monitoring/measured_tensors",
+  "monitoring/dataflow": (
+    "monitoring/noise monitoring/measured_tensors monitoring/float32_ops"
+  ),
   "monitoring/float16_ops": "monitoring/float16_ops",
   "_tensorflow/optimizers": "training/inner_optimizers programs/optimizers",
   "core/finite_check": "core/finite_check training/optimizer",
@@ -325,7 +327,7 @@ MUTANTS = [
     "contexts.tensor_key(first) == contexts.tensor_key(second)",
     "True",
   ),
-  ("monitoring/float32_ops", "if op in executed and ", "if "),
+  ("monitoring/dataflow", " if op in executed]", "]"),
   ("monitoring/float32_ops", " if source.kind == lowest)", ")"),
   (
     "monitoring/float32_ops",

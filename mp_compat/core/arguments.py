@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks numbers that are passed as arguments."""
+"""Checks what is passed as arguments."""
 
 import math
 import numbers
+from typing import Iterable
 
 from mp_compat.core import update_rule
 
@@ -49,6 +50,26 @@ def positive_int(name: str, value: object) -> int:
       "{} must be an int of at least 1, but got {!r}.".format(name, value)
     )
   return number
+
+
+def choice(name: str, value: object, choices: Iterable[str]) -> None:
+  """Checks an argument that is one of several strings.
+
+  Args:
+    name: the name of the argument, for the error.
+    value: what was passed.
+    choices: what may be passed.
+
+  Raises:
+    ValueError: If `value` is not one of `choices`.
+  """
+  names = list(choices)
+  if value not in names:
+    raise ValueError(
+      "{} must be one of {}, but got {!r}.".format(
+        name, ", ".join(map(repr, names)), value
+      )
+    )
 
 
 def truncated_int(name: str, value: float) -> int:

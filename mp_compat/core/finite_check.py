@@ -14,8 +14,8 @@ the exact check.
 
 Gradients as they were computed, of which the step applies something else, have a
 conditional each, so that their memory is free, or reused, before the last one is
-checked. Clipping by a norm reads them, too: a finite sum of their squares, which the
-program computes, is as good as ours.
+checked. Where the program itself sums the squares of such a gradient, to clip it by a
+norm, that sum is read instead: if it is finite, so are all values.
 """
 
 from typing import Dict, Hashable, Iterable, List, Optional, Sequence

@@ -9,6 +9,13 @@ from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Set
 from mp_compat._tensorflow import tf
 from mp_compat.graph import graphs
 
+# The ops of control flow v1; those of references have types of their own.
+SWITCHES = ("Switch", "RefSwitch")
+MERGES = ("Merge", "RefMerge")
+ENTERS = ("Enter", "RefEnter")
+EXITS = ("Exit", "RefExit")
+NEXT_ITERATIONS = ("NextIteration", "RefNextIteration")
+
 Context = Any  # a ControlFlowContext of TensorFlow; None outside of all of them
 TensorKey = Tuple[tf.Operation, int]
 
@@ -27,7 +34,7 @@ def enclosing(context: Context) -> List[Context]:
 def of_outputs(op: tf.Operation) -> Context:
   """Returns the control-flow context in which the outputs of `op` can be read."""
   context = op._get_control_flow_context()
-  if context is not None and op.type in ("Exit", "RefExit"):
+  if context is not None and op.type in EXITS:
     return context.outer_context
   return context
 
@@ -55,7 +62,7 @@ def loop_around_inputs(op: tf.Operation) -> Context:
   passes one into another loop.
   """
   context = op._get_control_flow_context()
-  if context is not None and op.type in ("Enter", "RefEnter"):
+  if context is not None and op.type in ENTERS:
     context = context.outer_context
   return loop_around(context)
 
@@ -205,7 +212,7 @@ def is_argument(tensor: tf.Tensor) -> bool:
 def data_inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
   """Returns `tensor_inputs` without the predicate of a Switch."""
   inputs = tensor_inputs(tensor)
-  if tensor.op.type in ("Switch", "RefSwitch"):
+  if tensor.op.type in SWITCHES:
     return inputs[:1]
   return inputs
 

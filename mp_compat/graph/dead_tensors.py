@@ -21,9 +21,6 @@ from typing import (
 from mp_compat._tensorflow import tf
 from mp_compat.graph import contexts
 
-_SWITCHES = ("Switch", "RefSwitch")
-_MERGES = ("Merge", "RefMerge")
-
 
 class _Condition(NamedTuple):
   """What must happen for an op to run: a predicate has a value, or a Merge runs.
@@ -95,7 +92,7 @@ def zeros_if_dead(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
   if not tensors or tf.executing_eagerly() or contexts.is_in_control_flow():
     return tensors
   types = {op.type for op in tf.get_default_graph().get_operations()}
-  if types.isdisjoint(_SWITCHES):  # quick, for most graphs
+  if types.isdisjoint(contexts.SWITCHES):  # quick, for most graphs
     return tensors
   results = []
   for tensor, is_dead in zip(tensors, may_be_dead(tensors)):
@@ -135,7 +132,7 @@ def _conditions_of_ops(tensors: List[tf.Tensor]) -> Dict[tf.Operation, _Conditio
     del pending[-1]
     of_inputs = [_conditions_of(tensor, found) for tensor in inputs]
     conditions = _conditions_of_branches(op)
-    if op.type in _MERGES:
+    if op.type in contexts.MERGES:
       conditions |= _conditions_of_merge(op, of_inputs)
     else:
       conditions = conditions.union(*of_inputs)
@@ -151,7 +148,7 @@ def _conditions_of(
   """Returns the conditions under which a tensor is computed: those of its op, and the
   predicate of a Switch, unless it is that of a loop.
   """
-  if tensor.op.type not in _SWITCHES:
+  if tensor.op.type not in contexts.SWITCHES:
     return found[tensor.op]
   predicate = tensor.op.inputs[1]
   if predicate.op.type == "LoopCond":
@@ -176,7 +173,7 @@ def _read_by(op: tf.Operation) -> Tuple[List[tf.Tensor], List[tf.Operation]]:
   too.
   """
   inputs = list(op.inputs)
-  if op.type in _MERGES and inputs[-1].op.type in ("NextIteration", "RefNextIteration"):
+  if op.type in contexts.MERGES and inputs[-1].op.type in contexts.NEXT_ITERATIONS:
     del inputs[1:]
   if op.type == "ControlTrigger":
     return inputs, []

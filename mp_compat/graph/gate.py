@@ -15,10 +15,6 @@ from mp_compat.graph import locks
 from mp_compat.graph import records
 from mp_compat.graph.runs import Element
 
-_LOOP_INPUTS = ("Enter", "RefEnter")
-_MERGES = ("Merge", "RefMerge")
-_NEXT_ITERATIONS = ("NextIteration", "RefNextIteration")
-
 # Ops, each after the ops of the same dict that it needs, with all that it reads or
 # waits for.
 _Reads = Dict[tf.Operation, List[tf.Operation]]
@@ -95,7 +91,7 @@ def gate(
       tf.get_collection(key)[before:] for key, before in collected_before.items()
     ]
     ends = results + summaries + update_ops
-    skipped_ops = _close(set(new), ends, predicate.op, applied.op, built_before)
+    skipped_ops = _add_edges(set(new), ends, predicate.op, applied.op, built_before)
   with tf.name_scope(scope):
     if summaries:
       collected = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
@@ -160,7 +156,7 @@ def _readable(
   return readable
 
 
-def _close(
+def _add_edges(
   new: Set[tf.Operation],
   ends: List[Element],
   predicate: tf.Operation,
@@ -216,11 +212,11 @@ def _close(
   if not gated.predicates:
     gated.built_before = built_before
   gated.predicates.update(dict.fromkeys(skipped, predicate))
-  _open(new - needed.keys(), gated.passed)
+  _bypass_switches(new - needed.keys(), gated.passed)
   return skipped
 
 
-def _open(ops: Set[tf.Operation], passed: Set[tf.Operation]) -> None:
+def _bypass_switches(ops: Set[tf.Operation], passed: Set[tf.Operation]) -> None:
   """Makes ops that are not part of the step read gradients as they are, not as they
   were `passed`: they run in skipped steps, too, so that the program can fetch them.
   """
@@ -236,7 +232,7 @@ def _is_skipped_with(
   """Returns whether `op`, which reads or waits for `reads`, does not run if `skipped`
   do not.
   """
-  if op.type in _MERGES:
+  if op.type in contexts.MERGES:
     return skipped.issuperset(reads)
   if op.type == "ControlTrigger":  # It runs after its inputs, dead or not.
     return False
@@ -309,7 +305,7 @@ def _depending(
 
 def _begins_loop_of(op: tf.Operation, new: Set[tf.Operation]) -> bool:
   """Returns whether `op` is an input of a loop (control flow v1) of `new` ops."""
-  if op.type not in _LOOP_INPUTS:
+  if op.type not in contexts.ENTERS:
     return False
   loop = contexts.loop_around(op._get_control_flow_context())
   return loop is None or loop.pivot.op in new
@@ -352,9 +348,9 @@ def _needed(ends: List[Element], among: Set[tf.Operation]) -> _Reads:
     seen.add(op)
     reads = [tensor.op for tensor in op.inputs]
     controls = list(op.control_inputs)
-    if op.type not in _MERGES:
+    if op.type not in contexts.MERGES:
       reads += controls
-    elif reads[-1].type in _NEXT_ITERATIONS:
+    elif reads[-1].type in contexts.NEXT_ITERATIONS:
       # Visited last: what the loop computes reads this Merge, so it comes after it.
       pending.insert(0, (reads.pop(), None))
     pending.append((op, reads))

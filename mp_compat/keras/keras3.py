@@ -335,7 +335,6 @@ class Keras3Mixin(keras2.AnyBase):
       if grad is not None:
         outer.unscaled[id(grad)] = grad
     for state in self._states_here():
-      # None becomes False; True, after `scale_loss`, stays.
       state.takes_scaled = bool(state.takes_scaled)
 
   def _states_here(self) -> List[Any]:

@@ -8,6 +8,7 @@ from typing import Dict, FrozenSet, Iterable, List, Optional, Set
 
 from mp_compat._tensorflow import tf
 from mp_compat.graph import contexts
+from mp_compat.graph import runs
 from mp_compat.graph.contexts import TensorKey
 from mp_compat.graph.contexts import tensor_key
 
@@ -52,6 +53,22 @@ _READING = frozenset(
 HIDING = frozenset(
   ["Exit", "PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient"]
 ).union(["Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"])
+
+
+def forward_pass(loss: object, caller: str) -> List[tf.Operation]:
+  """Returns the ops that a loss depends on, in the order in which they were built.
+
+  Raises a ValueError, which names the function `caller`, if `loss` is not a tensor of a
+  graph.
+  """
+  if not isinstance(loss, tf.Tensor) or not hasattr(loss, "graph"):
+    raise ValueError(
+      "loss must be a tensor of a graph, but got {!r}. Call {} in graph mode.".format(
+        loss, caller
+      )
+    )
+  executed = set(runs.executed_ops([loss]))
+  return [op for op in loss.graph.get_operations() if op in executed]
 
 
 def variable_read_by(op: tf.Operation) -> Optional[str]:

@@ -5,7 +5,6 @@ from typing import Iterable, List, NamedTuple
 
 from mp_compat._tensorflow import tf
 from mp_compat.graph import contexts
-from mp_compat.graph import runs
 from mp_compat.monitoring import dataflow
 
 # In float16, exp(x) is inf from x = 11.1 on, and x * x from x = 256 on.
@@ -47,19 +46,12 @@ def float16_ops(loss: tf.Tensor) -> List[Float16Op]:
     body of a function, among them those of control flow v2, are not listed.
 
   Raises:
-    ValueError: `loss` is not a tensor of a graph.
+    ValueError: If `loss` is not a tensor of a graph.
 
   Source: the lists of ops that compute in float32 of `torch.autocast` and of
   TensorFlow's graph rewrite (`auto_mixed_precision`).
   """
-  if not isinstance(loss, tf.Tensor) or not hasattr(loss, "graph"):
-    raise ValueError(
-      "loss must be a tensor of a graph, but got {!r}. Call float16_ops in graph "
-      "mode.".format(loss)
-    )
-  executed = set(runs.executed_ops([loss]))
-  in_order = [op for op in loss.graph.get_operations() if op in executed]
-  listed = likely_to_overflow(in_order)
+  listed = likely_to_overflow(dataflow.forward_pass(loss, "float16_ops"))
   return [Float16Op(name=op.name, type=op.type) for op in listed]
 
 

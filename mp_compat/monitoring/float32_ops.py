@@ -6,7 +6,6 @@ why.
 from typing import Dict, FrozenSet, List, NamedTuple, Set, Tuple
 
 from mp_compat._tensorflow import tf
-from mp_compat.graph import runs
 from mp_compat.monitoring import dataflow
 
 # The ops that Tensor Cores compute. Those named after a gradient are the forward pass
@@ -76,17 +75,11 @@ def float32_ops(loss: tf.Tensor) -> List[Float32Op]:
     of control flow v2, are not listed.
 
   Raises:
-    ValueError: `loss` is not a tensor of a graph.
+    ValueError: If `loss` is not a tensor of a graph.
   """
-  if not isinstance(loss, tf.Tensor) or not hasattr(loss, "graph"):
-    raise ValueError(
-      "loss must be a tensor of a graph, but got {!r}. Call float32_ops in graph "
-      "mode.".format(loss)
-    )
-  executed = set(runs.executed_ops([loss]))
   products = []
-  for op in loss.graph.get_operations():
-    if op in executed and op.type in _PRODUCTS and _has_float32_input(op):
+  for op in dataflow.forward_pass(loss, "float32_ops"):
+    if op.type in _PRODUCTS and _has_float32_input(op):
       products.append(op)
   sources = _sources(products)
   listed = []

@@ -135,7 +135,7 @@ class _BackwardPass(NamedTuple):
 
   tensors: List[tf.Tensor]
   layers: List[Measured]
-  behind_loss: Set[lineage.TensorKey]
+  behind_loss: Set[contexts.TensorKey]
 
 
 @autograph.do_not_convert
@@ -270,7 +270,7 @@ def _layers_to_measure(
   """
   found = []
   for item in backward_pass.layers:
-    is_behind_loss = lineage.tensor_key(item.tensor) in backward_pass.behind_loss
+    is_behind_loss = contexts.tensor_key(item.tensor) in backward_pass.behind_loss
     is_shown = item.tensor.dtype == tf.float16 or is_behind_loss
     if is_shown and item.tensor.dtype.base_dtype in wanted:
       found.append(item)
@@ -288,7 +288,7 @@ def _with_dtypes(
   sources = dataflow.sources_of(item.tensor for item in measured)
   found = []
   for item in measured:
-    own = sources[lineage.tensor_key(item.tensor)]
+    own = sources[contexts.tensor_key(item.tensor)]
     known = [dtype for dtype in own if dtype is not None]
     narrowest = min(known, key=lambda dtype: dtype.size)
     is_selected = not own.isdisjoint(selected)
@@ -302,13 +302,13 @@ def _computed_gradients(record: step.Step) -> List[lineage.Computed]:
   """Returns the gradients that were computed from the scaled loss and can be read, one
   for each tensor.
   """
-  found: Dict[lineage.TensorKey, lineage.Computed] = {}
+  found: Dict[contexts.TensorKey, lineage.Computed] = {}
   for of_replica in record.lineages:
     for each in of_replica.computed:
       if each.scaled is None:
         continue
       if contexts.is_in_branches_only(each.scaled.op):
-        found[lineage.tensor_key(each.values)] = each
+        found[contexts.tensor_key(each.values)] = each
   return list(found.values())
 
 
@@ -323,18 +323,18 @@ def _only_passed(record: step.Step, computed: List[lineage.Computed]) -> List[Me
   known.update(dataflow.descendants(read_by, sources))
   found = []
   for name, values in passed:
-    if lineage.tensor_key(values) not in known:
+    if contexts.tensor_key(values) not in known:
       found.append(Measured(name, values, scale=None))
   return found
 
 
 def _backward_passes(computed: Iterable[lineage.Computed]) -> List[_BackwardPass]:
   """Returns the backward passes that compute gradients, one for each loss scale."""
-  by_scale: Dict[lineage.TensorKey, List[lineage.Computed]] = collections.defaultdict(
+  by_scale: Dict[contexts.TensorKey, List[lineage.Computed]] = collections.defaultdict(
     list
   )
   for each in computed:
-    by_scale[lineage.tensor_key(each.scale)].append(each)
+    by_scale[contexts.tensor_key(each.scale)].append(each)
   passes = []
   for of_scale in by_scale.values():
     scale = of_scale[0].scale
@@ -359,7 +359,7 @@ def _backward_pass(scale: tf.Tensor, ends: List[tf.Tensor]) -> _BackwardPass:
   """
   read_by = dataflow.readers(ends)
   derived = dataflow.descendants(read_by, [scale])
-  readers_of_scale = read_by.get(lineage.tensor_key(scale), [])
+  readers_of_scale = read_by.get(contexts.tensor_key(scale), [])
   casts_of_scale = [each for each in readers_of_scale if each.op.type == "Cast"]
   no_layers = contexts.keys_of([*dataflow.same_values(ends), *casts_of_scale])
   layers = []
@@ -376,7 +376,7 @@ def _backward_pass(scale: tf.Tensor, ends: List[tf.Tensor]) -> _BackwardPass:
   entering = [
     value
     for value in dataflow.same_values(inputs)
-    if lineage.tensor_key(value) in derived
+    if contexts.tensor_key(value) in derived
   ]
   behind_loss = contexts.keys_of(entering)
   behind_loss.update(dataflow.descendants(read_by, entering))
@@ -475,13 +475,13 @@ def _stacking_key(item: Measured, terms: List[tf.Tensor]) -> Hashable:
   """Returns a key that tensors share which may be stacked: small ones of one shape,
   with the same scale, whose terms are small and of one shape, too.
   """
-  scale_key = None if item.scale is None else lineage.tensor_key(item.scale)
+  scale_key = None if item.scale is None else contexts.tensor_key(item.scale)
   found: List[Hashable] = [scale_key]
   for tensor in [item.tensor, *terms]:
     if finite_check.is_small(tensor):
       found.append((tensor.dtype, tuple(tensor.shape.as_list()), tensor.device))
     else:
-      found.append(lineage.tensor_key(tensor))
+      found.append(contexts.tensor_key(tensor))
   return tuple(found)
 
 

@@ -129,11 +129,7 @@ class LossScaleHook(plain_session.PlainSessionHook):
       ValueError: If an argument is out of its range, or both intervals between log
         lines are passed.
     """
-    if on_stall not in ON_STALL:
-      choices = ", ".join(map(repr, ON_STALL))
-      raise ValueError(
-        "on_stall must be one of {}, but got {!r}.".format(choices, on_stall)
-      )
+    arguments.choice("on_stall", on_stall, ON_STALL)
     if every_n_secs is not None and every_n_steps not in (None, 100):  # the default
       raise ValueError(
         "Expected every_n_steps or every_n_secs, but got both, {!r} and {!r}. Remove "

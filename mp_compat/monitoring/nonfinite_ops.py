@@ -87,7 +87,7 @@ def explain(
     return Explanation(UNKNOWN)
   if op.type.startswith(_RECEIVING):
     return Explanation(RECEIVED)
-  exact = in_float64(op, finite, tensor.value_index)
+  exact = _in_float64(op, finite, tensor.value_index)
   if exact is None or exact.shape != np.shape(values):
     return Explanation(UNKNOWN)
   undefined = ~_is_finite(values) & ~_is_finite(exact)
@@ -114,7 +114,7 @@ def _is_finite(values: np.ndarray) -> np.ndarray:
   return np.isfinite(values.astype(np.float32))  # bfloat16
 
 
-def in_float64(
+def _in_float64(
   op: tf.Operation, inputs: Sequence[np.ndarray], index: int
 ) -> Optional[np.ndarray]:
   """Computes an op again in float64, on the CPU.

@@ -22,7 +22,6 @@ from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
-from mp_compat.core import lineage
 from mp_compat.graph import contexts
 from mp_compat.graph import dead_tensors
 from mp_compat.graph import runs
@@ -243,11 +242,11 @@ def scales(record: step.Step) -> List[tf.Tensor]:
   """Returns the loss scales with which the gradients of a step were computed, each
   once.
   """
-  found: Dict[lineage.TensorKey, tf.Tensor] = {}
+  found: Dict[contexts.TensorKey, tf.Tensor] = {}
   for of_replica in record.lineages:
     for computed in of_replica.computed:
       if computed.scale is not None:
-        found[lineage.tensor_key(computed.scale)] = computed.scale
+        found[contexts.tensor_key(computed.scale)] = computed.scale
   return list(found.values())
 
 

@@ -163,7 +163,7 @@ class StepCounter:
 
   @property
   def skips_without_backoff(self) -> int:
-    """The number of those after the last change of the scale."""
+    """The number of `consecutive_skips` after the last change of the scale."""
     return self.attempted - max(self._last_applied, self._changes[-1].attempt)
 
   def is_stalled(self, more_skips: int = 0) -> bool:

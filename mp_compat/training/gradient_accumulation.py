@@ -10,6 +10,7 @@ import weakref
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
+from mp_compat.core import arguments
 from mp_compat.core import distribute
 from mp_compat.core import gradients
 from mp_compat.core import lineage
@@ -110,10 +111,7 @@ class GradientAccumulator:
         "GradientAccumulator needs the finite check; make the optimizer without "
         "skip_nonfinite=False."
       )
-    if skip not in ("window", "micro_batch"):
-      raise ValueError(
-        "skip must be one of 'window', 'micro_batch', but got {!r}.".format(skip)
-      )
+    arguments.choice("skip", skip, ("window", "micro_batch"))
     self._optimizer = optimizer
     self._skip = skip
 

@@ -5,6 +5,7 @@ from typing import Iterable, List, Optional, Tuple
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import tf
+from mp_compat.core import arguments
 from mp_compat.core import distribute
 from mp_compat.core import gradients
 from mp_compat.core.lineage import Lineage
@@ -113,8 +114,7 @@ def _check(steps: List[OptimizerAndGradients], skip: str) -> None:
       "Pass [(opt, opt.compute_gradients(loss, variables)), ...].".format(steps)
     )
   _check_optimizers([opt for opt, _ in steps])
-  if skip not in ("all", "each"):
-    raise ValueError("skip must be one of 'all', 'each', but got {!r}.".format(skip))
+  arguments.choice("skip", skip, ("all", "each"))
 
 
 def _is_pair(value: object) -> bool:
