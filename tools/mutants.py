@@ -100,6 +100,8 @@ TESTS = {
   "tools/compare/step_building": "tools/compare/sessions",
   "tools/compare/steps": "tools/compare/sessions",
   "tools/compare/training": "tools/compare/training",
+  "tools/migrate/decisions": "tools/migrate/source",
+  "tools/ranges_chart": "tools/ranges_chart",
 }
 TESTS = {module: tests.split() for module, tests in TESTS.items()}
 
@@ -319,7 +321,7 @@ MUTANTS = [
   ),
   (
     "monitoring/float16_ops",
-    "return _is_reduction_of_squares(variance.op)",
+    "return _is_variance(dataflow.origin(op.inputs[0]).op)",
     "return False",
   ),
   (
@@ -398,6 +400,18 @@ MUTANTS = [
   ("monitoring/range_history", "if low > 0 and values.get(", "if values.get("),
   ("monitoring/range_history", "    if not is_noise:\n", "    if True:\n"),
   ("monitoring/range_history", "found.append(self.below_skipped)", "pass"),
+  (
+    "monitoring/range_history",
+    " for name in named if name in history.tensors",
+    " for name in named",
+  ),
+  (
+    "tools/migrate/decisions",
+    "source.enclosing(node, cst.Try)",
+    "source.enclosing(node, cst.Try)[:1]",
+  ),
+  ("tools/ranges_chart", "found.append(min(row, limit))", "found.append(row)"),
+  ("tools/ranges_chart", "set(advice.named)", "set(advice.text.split())"),
   (
     "monitoring/ranges_hook",
     "if all(run.computes(item.tensor) for item in self._report.measured.values()):",

@@ -109,7 +109,7 @@ class _Choice(NamedTuple):
   Attributes:
     kind: See `Advice`.
     text: What to do, and why: two sentences.
-    named: See `Advice`.
+    named: The names in `text`.
   """
 
   kind: str
@@ -486,7 +486,9 @@ def advise(history: History) -> Optional[Advice]:
     text += (
       " What functions and loops compute was not measured, and may need a larger scale."
     )
-  return Advice(kind, bounds.low, bounds.high, text, tuple(named))
+  # A bound that a step between the records gives is not that of a tensor.
+  tensors = tuple(name for name in named if name in history.tensors)
+  return Advice(kind, bounds.low, bounds.high, text, tensors)
 
 
 def _describe_overflows(history: History) -> str:

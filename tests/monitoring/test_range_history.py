@@ -337,6 +337,7 @@ def test_steps_between_records_bound_scale(case):
   advice = range_history.advise(read)
   assert advice[:3] == expected and text in advice.text, advice.text
   assert read.steps == [0, 9] and advice.text.endswith("; such steps must be skipped.")
+  assert set(advice.named) == {"a"}
 
 
 def test_restored_run_replaces_skipped_steps():
@@ -402,7 +403,9 @@ def test_overflow_is_of_first_tensor():
   )
   read = history(finite, overflow, overflow)
   assert read.overflows == [(2, range_history.Bounds(0, 14, "", "b"))] * 2
-  assert "2 of 3 records (step 2), first in b" in range_history.advise(read).text
+  advice = range_history.advise(read)
+  assert "2 of 3 records (step 2), first in b" in advice.text
+  assert set(advice.named) == {"a", "b"}
 
 
 def test_run_without_finite_record():
