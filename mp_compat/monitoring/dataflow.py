@@ -55,7 +55,7 @@ HIDING = frozenset(
 ).union(["Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"])
 
 
-def forward_pass(loss: object, caller: str) -> List[tf.Operation]:
+def forward_pass(loss: tf.Tensor, caller: str) -> List[tf.Operation]:
   """Returns the ops that a loss depends on, in the order in which they were built.
 
   Raises a ValueError, which names the function `caller`, if `loss` is not a tensor of a
