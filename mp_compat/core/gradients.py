@@ -28,7 +28,7 @@ _DTYPES = (tf.bfloat16, tf.float16, tf.float32, tf.float64)
 _SCALING_MODULES = {__name__}.union(
   cls.__module__ for cls in native.LOSS_SCALE_OPTIMIZERS
 )
-# between a variable and a product
+# The ops that pass on the value of a variable.
 _READS = ("Cast", "Enter", "Identity", "Placeholder", "ReadVariableOp", "Switch")
 
 

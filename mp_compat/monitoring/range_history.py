@@ -577,9 +577,11 @@ def _without_fitting_scale(conflict: BoundsOfStep) -> _Choice:
 def _choose_scale(history: History, bounds: Bounds) -> _Choice:
   """Returns what to do if a scale fits each record.
 
-  nothing needs a scale, and there is room above 1 -> "none"
-  there is room between all bounds                 -> "fixed", with a margin
-  otherwise                                        -> "dynamic"
+      nothing needs a scale, and there is room above 1 -> "none"
+      there is room between all bounds                 -> "fixed", with a margin
+      otherwise                                        -> "dynamic"
+
+  A step that overflowed is an upper bound, too.
   """
   low, high, smallest, largest = bounds
   has_overflowed = bool(history.upper_bounds())
