@@ -3,7 +3,7 @@
 
 import math
 import numbers
-from typing import Iterable
+from typing import Sequence
 
 from mp_compat.core import update_rule
 
@@ -52,7 +52,7 @@ def positive_int(name: str, value: object) -> int:
   return number
 
 
-def choice(name: str, value: object, choices: Iterable[str]) -> None:
+def choice(name: str, value: object, choices: Sequence[str]) -> None:
   """Checks an argument that is one of several strings.
 
   Args:
@@ -63,12 +63,10 @@ def choice(name: str, value: object, choices: Iterable[str]) -> None:
   Raises:
     ValueError: If `value` is not one of `choices`.
   """
-  names = list(choices)
-  if value not in names:
+  if value not in choices:
+    expected = ", ".join(map(repr, choices))
     raise ValueError(
-      "{} must be one of {}, but got {!r}.".format(
-        name, ", ".join(map(repr, names)), value
-      )
+      "{} must be one of {}, but got {!r}.".format(name, expected, value)
     )
 
 
