@@ -88,6 +88,7 @@ TESTS = {
     "equivalence/tensorflow_defects core/loss_scale programs/unusual "
     "training/gradient_accumulation"
   ),
+  "migration/conditional_names": "migration/native_names",
   "migration/native_names": "migration/native_names",
   "tools/compare/recorder": "tools/compare/compare",
   "tools/compare/recording": "tools/compare/report",
@@ -559,6 +560,11 @@ MUTANTS = [
   ("tools/compare/report", "> update_rule.LARGEST_SCALE", "> 0"),
   ("tools/compare/step_building", "step.decisions.update(around.decisions)", "pass"),
   (
+    "tools/compare/step_building",
+    "  open_steps.append(step)\n",
+    "  open_steps.append(step)\n  steps.steps_in(graph).append(step)\n",
+  ),
+  (
     "tools/compare/steps",
     "if op.type != op_type or op in own",
     "if op.type != op_type",
@@ -574,6 +580,11 @@ MUTANTS = [
     "tools/compare/training",
     "self._is_started and self._steps > 0",
     "self._is_started",
+  ),
+  (
+    "migration/conditional_names",
+    "    built = loss()\n    native_names.take(names)\n",
+    "    native_names.take(names)\n    built = loss()\n",
   ),
   ("migration/native_names", "at_root and not name.startswith(_STEP)", "at_root"),
   ("migration/native_names", "    if name in remaining:\n", "    if False:\n"),
