@@ -578,6 +578,11 @@ MUTANTS = [
   ("tools/compare/training", "if execution.applied:\n", "if execution.is_scaled:\n"),
   (
     "tools/compare/training",
+    "return START if self._steps else None",
+    "return None",
+  ),
+  (
+    "tools/compare/training",
     "self._is_started and self._steps > 0",
     "self._is_started",
   ),

@@ -16,9 +16,13 @@ trained is what an applied step changed.
 All variables of a session are recorded as they are
 
     START         after initialization, before the first run of another kind; until the
-                  first step, also after another initialization
+                  first step, also after another initialization; after the first step,
+                  at once after one of trained variables
     STEP          after a train step
-    ASSIGNMENT    after an assignment to variables that steps train
+    ASSIGNMENT    after an assignment to trained variables
+
+Trained variables are those to which steps of the graph apply gradients; in a graph
+without steps, all.
 
 The programs train the same if both make the same records. Assignments to other
 variables are compared with the next record of the session.
@@ -143,14 +147,16 @@ class Session:
   ) -> Optional[str]:
     """Adds a run; returns the kind of the record to make after it, None for none.
 
-    `trained` are the names of the variables that steps of the graph train.
+    `trained` are the names of the graph's trained variables.
     """
     self._others |= change.others
     if executions:
       return self._add_step(executions)
     assigned = change.written & trained
-    if change.is_initialization or not assigned:
+    if not assigned:
       return None
+    if change.is_initialization:
+      return START if self._steps else None
     self.assigned |= assigned
     self._assignments += 1
     if self._assignments % self._every:
