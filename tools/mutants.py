@@ -578,8 +578,8 @@ MUTANTS = [
   ("tools/compare/training", "if execution.applied:\n", "if execution.is_scaled:\n"),
   (
     "tools/compare/training",
-    "return START if self._steps else None",
-    "return None",
+    "change.is_initialization and not self._steps",
+    "change.is_initialization",
   ),
   (
     "tools/compare/training",

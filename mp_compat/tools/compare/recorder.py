@@ -266,7 +266,7 @@ class Recorder:
     if change.unseen:
       self.note(unseen="training", unseen_names=sorted(change.unseen))
     kind = self._sessions[sess].history.add(change, executions, graph.trained)
-    self._totals.assignments += kind == training.ASSIGNMENT
+    self._totals.assignments += kind in (training.START, training.ASSIGNMENT)
     if executions:
       unreadable = sorted(change.written.difference(graph.tensors))
       if unreadable:

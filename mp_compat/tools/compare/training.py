@@ -82,7 +82,8 @@ class Totals:
     skipped: Those with a decision to skip; None if no decision was read.
     scaled: Those with loss scaling.
     applied: Those with loss scaling of which a part was applied, or may have been.
-    assignments: The records after assignments to trained variables.
+    assignments: The records after assignments to trained variables, those of restored
+      values and the like after the first step included.
   """
 
   steps: int = 0
@@ -113,7 +114,8 @@ class Session:
 
   Attributes:
     skipped: How many decisions were to skip a step, since the last record.
-    assigned: The trained variables that assignments changed, since the last record.
+    assigned: The trained variables that runs changed which are no steps, since the last
+      record; after the first step, also those that restored them.
   """
 
   def __init__(self, every: int) -> None:
@@ -153,15 +155,14 @@ class Session:
     if executions:
       return self._add_step(executions)
     assigned = change.written & trained
-    if not assigned:
+    is_at_start = change.is_initialization and not self._steps
+    if is_at_start or not assigned:
       return None
-    if change.is_initialization:
-      return START if self._steps else None
     self.assigned |= assigned
     self._assignments += 1
     if self._assignments % self._every:
       return None
-    return ASSIGNMENT
+    return START if change.is_initialization else ASSIGNMENT
 
   def _add_step(self, executions: Sequence[Execution]) -> Optional[str]:
     """Adds a train step; returns the kind of the record to make, None for none."""

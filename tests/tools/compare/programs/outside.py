@@ -53,7 +53,7 @@ else:
     sess.run(tf.global_variables_initializer())
     for _ in range(6):
       train(sess)
-    if "loads" in args:  # after the last step
+    if "loads" in args and (ours or "alone" not in args):  # after the last step
       w.load(np.float32([1.0, 2.0 + ("otherwise" in args and ours)]), sess)
 if "evolves" in args:  # in a graph without steps
   with tf.Graph().as_default(), tf.Session() as sess:
