@@ -72,8 +72,7 @@ class _Graph:
       fed.
     tensors: The tensors that read its variables, by the names of these.
     variables: What the recording says of its variables.
-    trained: The names of the variables that its steps train; of all its variables, if
-      it has no steps.
+    trained: The names of its trained variables; see `training`.
   """
 
   def __init__(self, number: int) -> None:
@@ -291,8 +290,8 @@ class Recorder:
     known.effects = {}
     earlier = list(known.tensors)
     steps.find_imported(graph, self._known_steps)
+    known.trained = run_effects.trained_variables(graph)
     known.tensors = run_effects.variable_values(graph)
-    known.trained = steps.trained_variables(graph) or frozenset(known.tensors)
     if list(known.tensors) != earlier:
       known.variables = self._variables(graph, known.tensors)
       self._write(graph=known.number, variables=dataclasses.asdict(known.variables))
