@@ -84,11 +84,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _add_checkpoint(commands: _Commands) -> None:
-  """Adds `checkpoint inspect` and `checkpoint convert`.
-
-  mp_compat checkpoint inspect logs/model.ckpt-100
-  mp_compat checkpoint convert logs/model.ckpt-100 new/model.ckpt-100 --to mp_compat
-  """
+  """Adds `checkpoint`, with its two actions."""
   checkpoint = commands.add_parser(
     "checkpoint",
     help="look at a checkpoint, or convert it",
@@ -99,6 +95,23 @@ def _add_checkpoint(commands: _Commands) -> None:
   checkpoint.set_defaults(run=_checkpoint)
   actions = checkpoint.add_subparsers(metavar="ACTION", dest="action")
   actions.required = True
+  for action in (_add_inspect(actions), _add_convert(actions)):
+    action.add_argument(
+      "--state",
+      action="append",
+      type=_state,
+      default=[],
+      metavar="NAME=VALUE",
+      help="a variable that a loss scale of your own adds, and its initial value; may "
+      "be repeated",
+    )
+
+
+def _add_inspect(actions: _Commands) -> argparse.ArgumentParser:
+  """Adds `checkpoint inspect`; returns its parser.
+
+  mp_compat checkpoint inspect logs/model.ckpt-100
+  """
   inspect = actions.add_parser(
     "inspect",
     help="list the variables, the loss scale's state, and whose checkpoint it is",
@@ -107,6 +120,14 @@ def _add_checkpoint(commands: _Commands) -> None:
     "path", metavar="PATH", help="a checkpoint, such as model.ckpt-100; or a directory"
   )
   inspect.add_argument("--json", metavar="FILE", help="write it as JSON, too")
+  return inspect
+
+
+def _add_convert(actions: _Commands) -> argparse.ArgumentParser:
+  """Adds `checkpoint convert`; returns its parser.
+
+  mp_compat checkpoint convert logs/model.ckpt-100 new/model.ckpt-100 --to mp_compat
+  """
   convert = actions.add_parser(
     "convert",
     help="write it with another naming scheme, or another program's names, and read it "
@@ -129,17 +150,7 @@ def _add_checkpoint(commands: _Commands) -> None:
     metavar="PATH",
     help="a checkpoint of the program that is to restore it, for its names",
   )
-
-  for action in (inspect, convert):
-    action.add_argument(
-      "--state",
-      action="append",
-      type=_state,
-      default=[],
-      metavar="NAME=VALUE",
-      help="a variable that a loss scale of your own adds, and its initial value; may "
-      "be repeated",
-    )
+  return convert
 
 
 def _add_compare(commands: _Commands) -> None:

@@ -47,12 +47,7 @@ WITHOUT_TENSORFLOW = LAYERS[:9] + [
   "tools.compare.report",
 ]
 IMPORTED_ONLY_BY = {
-  "tensorflow": (
-    "_tensorflow",
-    "graph",
-    "tools.compare.sessions",
-    "tools.compare.seeds",
-  ),
+  "tensorflow": ("_tensorflow", "graph"),
   "libcst": "tools.migrate",
   "matplotlib": "tools.ranges_chart",
   "horovod": "horovod",

@@ -92,6 +92,7 @@ TESTS = {
     "equivalence/tensorflow_defects core/loss_scale programs/unusual "
     "training/gradient_accumulation"
   ),
+  "migration/conditional_names": "migration/native_names",
   "migration/native_names": "migration/native_names",
   "tools/compare/recorder": "tools/compare/compare",
   "tools/compare/recording": "tools/compare/report",
@@ -583,11 +584,17 @@ MUTANTS = [
   ("tools/compare/report", "> update_rule.LARGEST_SCALE", "> 0"),
   ("tools/compare/step_building", "step.decisions.update(around.decisions)", "pass"),
   (
+    "tools/compare/step_building",
+    "  open_steps.append(step)\n",
+    "  open_steps.append(step)\n  steps.steps_in(graph).append(step)\n",
+  ),
+  (
     "tools/compare/steps",
     "if op.type != op_type or op in own",
     "if op.type != op_type",
   ),
   ("tools/compare/run_effects", "op not in in_steps and _applies", "_applies"),
+  ("tools/compare/run_effects", "return by_steps | _names_in", "return by_steps or"),
   (
     "tools/compare/training",
     "execution.variables - self._others",
@@ -596,8 +603,18 @@ MUTANTS = [
   ("tools/compare/training", "if execution.applied:\n", "if execution.is_scaled:\n"),
   (
     "tools/compare/training",
+    "change.is_initialization and not self._steps",
+    "change.is_initialization",
+  ),
+  (
+    "tools/compare/training",
     "self._is_started and self._steps > 0",
     "self._is_started",
+  ),
+  (
+    "migration/conditional_names",
+    "    built = loss()\n    native_names.take(names)\n",
+    "    native_names.take(names)\n    built = loss()\n",
   ),
   ("migration/native_names", "at_root and not name.startswith(_STEP)", "at_root"),
   ("migration/native_names", "    if name in remaining:\n", "    if False:\n"),

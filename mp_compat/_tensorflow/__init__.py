@@ -2,8 +2,8 @@
 """Differences between TensorFlow versions, and private names of TensorFlow. Private.
 
 All modules import `tf` from this package: `tensorflow.compat.v1`, whose public names
-are the same from TensorFlow 1.15 to 2.21. What needs other names is in this package, in
-`graph` and in `tools.compare`. `VERSION` is (2, 21), for example.
+are the same from TensorFlow 1.15 to 2.21. What needs other names is in this package and
+in `graph`. `VERSION` is (2, 21), for example.
 """
 
 from typing import TYPE_CHECKING

@@ -224,6 +224,33 @@ def test_later_ops_have_native_names(name, is_resource):
   assert {asked for _, asked in differing} <= exempt, differing
 
 
+def averages_in_callable_loss():
+  """Returns the names of moving averages of tensors that a callable loss makes, which
+  are the names of these tensors.
+  """
+  averages = []
+  with tf.Graph().as_default():
+    x = tf.placeholder(tf.float32, [2])
+    w = tf.get_variable("w", [2], use_resource=True)
+
+    def loss():
+      average = tf.train.ExponentialMovingAverage(0.9)
+      doubled = x * 2.0
+      average.apply([doubled])
+      averages.append(average.average(doubled).name)
+      return tf.reduce_sum(doubled * w)
+
+    wrap(tf.train.GradientDescentOptimizer(0.1)).minimize(loss, var_list=[w])
+  return averages
+
+
+@pytest.mark.usefixtures("control_flow")
+def test_callable_loss_takes_names_first():
+  native_averages = averages_in_callable_loss()
+  with mp_compat.install():
+    assert averages_in_callable_loss() == native_averages
+
+
 def test_steps_that_native_class_cannot_build_stay_possible():
   """TensorFlow's class raises a TypeError for float16 variables."""
   with mp_compat.install(), tf.Graph().as_default():

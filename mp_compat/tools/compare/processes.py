@@ -13,7 +13,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Sequence, cast
+from typing import (
+  Any,
+  BinaryIO,
+  Callable,
+  Dict,
+  Iterator,
+  List,
+  NoReturn,
+  Sequence,
+  Tuple,
+  cast,
+)
 
 KEPT = ".before_compare"  # the suffix of a folder while copies of it are in use
 _INTERRUPTS = [
@@ -185,16 +196,39 @@ def run(
   """
   with open(os.path.join(folder, "settings"), "w", encoding="utf-8") as file:
     json.dump(settings, file)
+  recorder = [sys.executable, "-m", "mp_compat.tools.compare.recorder", file.name]
+  environment = {**_ENVIRONMENT, **os.environ, "MP_COMPAT_RUN": name}
   with open(os.path.join(folder, "input"), "rb") as stdin:
-    process = subprocess.Popen(
-      [sys.executable, "-m", "mp_compat.tools.compare.recorder", file.name, *argv],
-      cwd=directory,
-      env={**_ENVIRONMENT, **os.environ, "MP_COMPAT_RUN": name},
-      stdin=stdin,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      start_new_session=True,
-    )
+    code, lines = _execute([*recorder, *argv], directory, environment, stdin)
+  if code:
+    raise _failure(code, lines, name)
+
+
+def _execute(
+  command: Sequence[str], directory: str, environment: Dict[str, str], stdin: BinaryIO
+) -> Tuple[int, List[str]]:
+  """Executes a command to its end, also after an interrupt; the processes that it
+  started end with it.
+
+  Args:
+    command: the executable file, and its arguments.
+    directory: its current directory.
+    environment: its environment variables.
+    stdin: its standard input.
+
+  Returns:
+    Its exit code, the negative number of a signal that killed it; and the last lines
+    that it wrote.
+  """
+  process = subprocess.Popen(
+    command,
+    cwd=directory,
+    env=environment,
+    stdin=stdin,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    start_new_session=True,
+  )
   output = cast(io.BufferedReader, process.stdout)
   last = bytearray()
 
@@ -209,25 +243,30 @@ def run(
   try:
     code = process.wait()
   finally:
+    kill, signal_number = _KILL
     with contextlib.suppress(OSError):
-      _KILL[0](process.pid, _KILL[1])  # and the processes that it started
+      kill(process.pid, signal_number)
     process.wait()
   reader.join(timeout=5)  # A process that left the group may still have the pipe.
-  if code:
-    lines = last.decode(errors="replace").splitlines()[-20:]
-    if lines and lines[-1].startswith(_REASON):
-      raise CannotRunError(lines[-1][len(_REASON) :])
-    added = [
-      "{}={}".format(*item)
-      for item in _ENVIRONMENT.items()
-      if item[0] not in os.environ
-    ]
-    raise ProgramFailedError(
-      "The program {}. Its last lines:\n{}\nIt ran with {} in the environment.".format(
-        "was killed by signal {}".format(-code)
-        if code < 0
-        else "ended with exit code {}".format(code),
-        "\n".join(lines),
-        ", ".join([*added, "MP_COMPAT_RUN=" + name]),
-      )
+  return code, last.decode(errors="replace").splitlines()[-20:]
+
+
+def _failure(code: int, lines: List[str], name: str) -> CannotRunError:
+  """Returns the error of a run that ended with an exit code, and what it wrote last: a
+  ProgramFailedError, or another CannotRunError if this package gave up.
+  """
+  if lines and lines[-1].startswith(_REASON):
+    return CannotRunError(lines[-1][len(_REASON) :])
+  ending = "ended with exit code {}".format(code)
+  if code < 0:
+    ending = "was killed by signal {}".format(-code)
+  added = []
+  for variable, value in _ENVIRONMENT.items():
+    if variable not in os.environ:
+      added.append("{}={}".format(variable, value))
+  added.append("MP_COMPAT_RUN=" + name)
+  return ProgramFailedError(
+    "The program {}. Its last lines:\n{}\nIt ran with {} in the environment.".format(
+      ending, "\n".join(lines), ", ".join(added)
     )
+  )

@@ -72,7 +72,7 @@ class _Graph:
       fed.
     tensors: The tensors that read its variables, by the names of these.
     variables: What the recording says of its variables.
-    trained: The names of the variables that its steps train.
+    trained: The names of its trained variables; see `training`.
   """
 
   def __init__(self, number: int) -> None:
@@ -265,7 +265,7 @@ class Recorder:
     if change.unseen:
       self.note(unseen="training", unseen_names=sorted(change.unseen))
     kind = self._sessions[sess].history.add(change, executions, graph.trained)
-    self._totals.assignments += kind == training.ASSIGNMENT
+    self._totals.assignments += kind in (training.START, training.ASSIGNMENT)
     if executions:
       unreadable = sorted(change.written.difference(graph.tensors))
       if unreadable:
@@ -290,7 +290,7 @@ class Recorder:
     known.effects = {}
     earlier = list(known.tensors)
     steps.find_imported(graph, self._known_steps)
-    known.trained = steps.trained_variables(graph)
+    known.trained = run_effects.trained_variables(graph)
     known.tensors = run_effects.variable_values(graph)
     if list(known.tensors) != earlier:
       known.variables = self._variables(graph, known.tensors)

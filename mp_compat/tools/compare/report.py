@@ -374,7 +374,7 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
 
       only loss scales differ, and it is known why     that reason
       a variable is missing in one of the runs         the variables are not the same
-      a session starts from other values               perhaps it restores a checkpoint
+      a session gets other initial or restored values  perhaps it restores a checkpoint
       a run without loss scaling skips fewer steps     _OVERFLOW
       this run skips more steps than the first         why the first run applied it
       otherwise                                        _UNKNOWN_REASON
@@ -393,8 +393,8 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
     return "The runs do not have the same variables."
   if found.starts:
     return (
-      "A session starts from other values. If it restores a checkpoint, name its "
-      "folder with --restore."
+      "A session initializes, restores or loads other values. If it restores a "
+      "checkpoint, name its folder with --restore."
     )
   if run == UNSCALED and we_skipped < they_skipped:
     return _OVERFLOW

@@ -252,6 +252,16 @@ def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:
   return values
 
 
+def trained_variables(graph: tf.Graph) -> FrozenSet[str]:
+  """Returns the names of the variables that steps of a graph train, and of those that
+  are trainable; of all variables if it has no steps.
+  """
+  by_steps = steps.trained_variables(graph)
+  if not by_steps:
+    return frozenset(variable_values(graph))
+  return by_steps | _names_in(graph, tf.GraphKeys.TRAINABLE_VARIABLES)
+
+
 def _only_reads(op: tf.Operation) -> bool:
   """Returns whether an op reads a variable, and a run of it executes nothing else."""
   return (
@@ -263,7 +273,12 @@ def _only_reads(op: tf.Operation) -> bool:
 
 def _local_names(graph: tf.Graph) -> FrozenSet[str]:
   """Returns the names of local variables and metrics that no step trains."""
-  local = graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)
-  local += graph.get_collection(tf.GraphKeys.METRIC_VARIABLES)
-  names = frozenset(variable.name.rpartition(":")[0] for variable in local)
-  return names - steps.trained_variables(graph)
+  local = _names_in(graph, tf.GraphKeys.LOCAL_VARIABLES)
+  metrics = _names_in(graph, tf.GraphKeys.METRIC_VARIABLES)
+  return (local | metrics) - steps.trained_variables(graph)
+
+
+def _names_in(graph: tf.Graph, collection: str) -> FrozenSet[str]:
+  """Returns the names of the variables in a collection of a graph."""
+  variables = graph.get_collection(collection)
+  return frozenset(variable.name.rpartition(":")[0] for variable in variables)

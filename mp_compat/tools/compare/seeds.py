@@ -2,11 +2,9 @@
 """Makes the seeds of TensorFlow's ops repeatable."""
 
 import itertools
-from typing import Any, Optional, Tuple
+from typing import Optional, Tuple
 
-from tensorflow.python.framework import random_seed  # pyright: ignore[reportAttributeAccessIssue]
-from tensorflow.python.ops import stateful_random_ops
-
+from mp_compat._tensorflow import seeds
 from mp_compat.graph import graphs
 from mp_compat.graph import records
 
@@ -21,7 +19,6 @@ def make_repeatable() -> None:
   So a program has the same seeds whichever further ops are built between its own.
   Generators with a state from the system's entropy get such a seed, too.
   """
-  get_seed = random_seed.get_seed
   eager_numbers = itertools.count()
 
   def get_repeatable_seed(
@@ -33,13 +30,11 @@ def make_repeatable() -> None:
       numbers = records.record_in(graph, "op_seeds", itertools.count)
     if op_seed is None:
       op_seed = next(numbers)
-    return get_seed(op_seed)
+    return seeds.get_seed(op_seed)
 
-  def from_repeatable_state(cls: Any, alg: object = None) -> object:
+  def next_seed() -> Optional[int]:
     _, op_seed = get_repeatable_seed(None)
-    return cls.from_seed(op_seed, alg)
+    return op_seed
 
-  random_seed.get_seed = get_repeatable_seed
-  stateful_random_ops.Generator.from_non_deterministic_state = classmethod(
-    from_repeatable_state
-  )
+  seeds.replace_get_seed(get_repeatable_seed)
+  seeds.replace_seed_of_generators(next_seed)

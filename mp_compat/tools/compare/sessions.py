@@ -6,10 +6,7 @@ sessions. Reads variables in a session.
 import functools
 from typing import Any, Callable, Dict, FrozenSet, List, Tuple
 
-from tensorflow.python.client import session
-from tensorflow.python.eager import imperative_grad
-from tensorflow.python.ops import gradients_util
-
+from mp_compat._tensorflow import sessions
 from mp_compat._tensorflow import tf
 from mp_compat.graph import graphs
 from mp_compat.graph import runs
@@ -22,7 +19,7 @@ Run = Callable[[List[tf.Tensor]], Tuple[Any, Dict[str, bool]]]
 Around = Callable[[tf.Session, List[runs.Element], FrozenSet[str], Run], object]
 _Function = Callable[..., Any]
 
-_run = session.BaseSession._run  # which is not observed
+_run = sessions.Base._run  # which is not observed
 
 
 def observe(around: Around) -> None:
@@ -37,7 +34,7 @@ def observe(around: Around) -> None:
   tensors that it feeds. `around` calls `run(decisions)`, with the tensors to read.
   `read` has their values by name, without those that the run could not read.
   """
-  base = session.BaseSession
+  base = sessions.Base
   base._run = _observed_run(around)
   base.make_callable = _observed_make_callable(base.make_callable)
   base._make_callable_from_options = _observed_make_callable_from_options(
@@ -46,7 +43,7 @@ def observe(around: Around) -> None:
 
 
 def _observed_run(around: Around) -> _Function:
-  """Returns what replaces `BaseSession._run`, which `run` and `partial_run` call."""
+  """Returns what replaces `_run` of sessions, which `run` and `partial_run` call."""
 
   def observed_run(
     self: tf.Session, handle: Any, fetches: Any, feeds: Any, *args: object
@@ -163,5 +160,4 @@ def on_eager_gradients(report: Callable[[], None]) -> None:
 
     return compute_and_report
 
-  imperative_grad.imperative_grad = reporting(imperative_grad.imperative_grad)
-  gradients_util._GradientsHelper = reporting(gradients_util._GradientsHelper)
+  sessions.wrap_gradient_functions(reporting)

@@ -152,7 +152,8 @@ def _record(
       step.ops = ops in result, and the mark, which runs before those ops
 
   The step is open during `build()`: `observe_decisions` adds to open steps, and a step
-  that `build` records finds the decisions of this one.
+  that `build` records finds the decisions of this one. If `build` fails, nothing is
+  recorded of this step.
 
   Args:
     pairs: gradients, some None, and variables.
@@ -162,16 +163,13 @@ def _record(
     know: gets the step, by names.
   """
   graph = graphs.init_scope_graph()
-  names = []
-  for grad, variable in pairs:
-    if grad is not None:
-      names.append(variable.name.rpartition(":")[0])
+  pairs = [(grad, variable) for grad, variable in pairs if grad is not None]
+  names = [variable.name.rpartition(":")[0] for _, variable in pairs]
   step = BuiltStep(names, is_scaled, is_called=graph is not tf.get_default_graph())
   open_steps = steps.open_steps_in(graph)
   for around in open_steps:  # They skip this step, too.
     step.decisions.update(around.decisions)
   step.add_decisions(decisions)
-  steps.steps_in(graph).append(step)
   open_steps.append(step)
   try:
     result = build()
@@ -184,6 +182,7 @@ def _record(
       step.ops.add(op)
       if mark is not None and _place(op) == _place(mark):
         op._add_control_input(mark)
+  steps.steps_in(graph).append(step)
   know(step.named(graph))
   return result
 
@@ -204,7 +203,7 @@ def _mark(step: BuiltStep, grads: List[Any]) -> Optional[tf.Operation]:
 
   Args:
     step: the step, with its decisions; the mark is added to its ops.
-    grads: its gradients, some None.
+    grads: its gradients.
 
   Returns:
     The op. None outside of control flow, where a run shows it, and in code that XLA
@@ -212,22 +211,21 @@ def _mark(step: BuiltStep, grads: List[Any]) -> Optional[tf.Operation]:
   """
   if not contexts.is_in_control_flow() or _is_compiled():
     return None
-  inputs = _numbers_of(grads)[:1]  # so that it runs only if the step does
   decisions = list(step.decisions.values())
   are_readable = _are_readable(decisions)
   if not are_readable:
     decisions = []
 
   def tell(*values: Any) -> None:
-    """Notes an execution; `values` are those of the inputs of the mark."""
+    """Notes an execution; the last `values` are those of `decisions`."""
     applied = None
     if are_readable:
-      applied = all(values[len(inputs) :])
+      applied = all(values[len(values) - len(decisions) :])
     step.told.append(applied)
 
   # The device of the step may have no kernel of a Python function.
-  with tf.device(None):
-    mark = tf.py_func(tell, inputs + decisions, [], name="step_runs")
+  with tf.device(None), tf.name_scope("step_runs"):
+    mark = tf.py_func(tell, _first_number(grads) + decisions, [], name="tell")
   step.ops.add(mark)
   step.is_marked = True
   return mark
@@ -242,20 +240,21 @@ def _is_compiled() -> bool:
   return False
 
 
-def _numbers_of(grads: List[Any]) -> List[tf.Tensor]:
-  """Returns the first number of each gradient, of shape [1], or [0] if it is empty.
+def _first_number(grads: List[Any]) -> List[tf.Tensor]:
+  """Returns a list of the first number of a gradient, of shape [1], or [0] if it is
+  empty; [] if no gradient is a tensor.
 
-  A mark has such an input: if TensorFlow inlines a function that is not called, its ops
-  without input run, and ops such as Size and Shape become constants.
+  A mark has such an input, so that it runs only if the step does: if TensorFlow inlines
+  a function that is not called, its ops without input run, and ops such as Size and
+  Shape become constants.
   """
-  numbers = []
   for grad in grads:
     values = grad
     if isinstance(grad, tf.IndexedSlices):
       values = grad.values
     if tf.is_tensor(values):
-      numbers.append(tf.reshape(values, [-1])[:1])
-  return numbers
+      return [tf.reshape(values, [-1])[:1]]
+  return []
 
 
 def _are_readable(tensors: List[tf.Tensor]) -> bool:

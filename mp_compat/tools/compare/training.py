@@ -16,9 +16,13 @@ trained is what an applied step changed.
 All variables of a session are recorded as they are
 
     START         after initialization, before the first run of another kind; until the
-                  first step, also after another initialization
+                  first step, also after another initialization; after the first step,
+                  at once after one of trained variables
     STEP          after a train step
-    ASSIGNMENT    after an assignment to variables that steps train
+    ASSIGNMENT    after an assignment to trained variables
+
+Trained variables are those to which steps of the graph apply gradients, and trainable
+ones; in a graph without steps, all.
 
 The programs train the same if both make the same records. Assignments to other
 variables are compared with the next record of the session.
@@ -78,7 +82,8 @@ class Totals:
     skipped: Those with a decision to skip; None if no decision was read.
     scaled: Those with loss scaling.
     applied: Those with loss scaling of which a part was applied, or may have been.
-    assignments: The records after assignments to trained variables.
+    assignments: The records after assignments to trained variables, those of restored
+      values and the like after the first step included.
   """
 
   steps: int = 0
@@ -109,7 +114,8 @@ class Session:
 
   Attributes:
     skipped: How many decisions were to skip a step, since the last record.
-    assigned: The trained variables that assignments changed, since the last record.
+    assigned: The trained variables that runs changed which are no steps, since the last
+      record; after the first step, also those that restored them.
   """
 
   def __init__(self, every: int) -> None:
@@ -143,19 +149,20 @@ class Session:
   ) -> Optional[str]:
     """Adds a run; returns the kind of the record to make after it, None for none.
 
-    `trained` are the names of the variables that steps of the graph train.
+    `trained` are the names of the graph's trained variables.
     """
     self._others |= change.others
     if executions:
       return self._add_step(executions)
     assigned = change.written & trained
-    if change.is_initialization or not assigned:
+    is_at_start = change.is_initialization and not self._steps
+    if is_at_start or not assigned:
       return None
     self.assigned |= assigned
     self._assignments += 1
     if self._assignments % self._every:
       return None
-    return ASSIGNMENT
+    return START if change.is_initialization else ASSIGNMENT
 
   def _add_step(self, executions: Sequence[Execution]) -> Optional[str]:
     """Adds a train step; returns the kind of the record to make, None for none."""

@@ -315,6 +315,45 @@ def test_imported_steps_are_found(graph):
   assert len(run_effects.effects_of(graph, [op]).steps) == before
 
 
+class Failing(tf.train.GradientDescentOptimizer):
+  """An optimizer that raises an error when it has built its ops."""
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    tf.group(*[variable.assign(variable - grad) for grad, variable in grads_and_vars])
+    raise ValueError("It cannot be applied.")
+
+
+def test_steps_that_fail_to_build_are_unknown(graph):
+  x = tf.placeholder(tf.float32, [])
+  w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+  known = len(KNOWN)
+  with pytest.raises(ValueError):
+    Failing(0.1).minimize(x * w)
+  assert not steps.steps_in(graph) and not steps.open_steps_in(graph)
+  assert not steps.trained_variables(graph) and len(KNOWN) == known
+
+
+@pytest.mark.usefixtures("control_flow")
+def test_marks_read_one_gradient():
+  x = tf.placeholder(tf.float32, [])
+  with tf.variable_scope("", use_resource=True):
+    ws = [tf.get_variable(name, []) for name in "abcdefgh"]
+  built = []
+
+  def train():
+    graph = tf.get_default_graph()
+    opt = tf.train.GradientDescentOptimizer(0.1)
+    pairs = [(x, w) for w in ws]
+    before = len(graph.get_operations())
+    train_op = opt.apply_gradients(pairs)
+    built.append([op.type for op in graph.get_operations()[before:]])
+    return tf.group(train_op)
+
+  tf.cond(x > 0.0, train, tf.no_op)
+  assert built[0].count("PyFunc") + built[0].count("EagerPyFunc") == 1
+  assert built[0].count("Reshape") == built[0].count("StridedSlice") == 1
+
+
 def test_initializations_depend_on_no_variable(graph):
   op = minimize(tf.placeholder(tf.float32, []))
   w = tf.global_variables("w")[0]
@@ -332,6 +371,18 @@ def test_initializations_depend_on_no_variable(graph):
   for element in initializations + others:
     change = run_effects.effects_of(graph, [element]).change
     assert change.is_initialization == (element in initializations), element
+
+
+def test_trainable_variables_count_as_trained(graph):
+  x = tf.placeholder(tf.float32, [])
+  w, v, rate = [
+    tf.get_variable(name, [], trainable=name != "rate") for name in ("w", "v", "rate")
+  ]
+  assert run_effects.trained_variables(graph) == {"w", "v", "rate"}
+  tf.train.GradientDescentOptimizer(0.1).minimize(x * w, var_list=[w])
+  assert run_effects.trained_variables(graph) == {"w", "v"}
+  tf.train.GradientDescentOptimizer(0.1).minimize(x * rate * v, var_list=[rate])
+  assert run_effects.trained_variables(graph) == {"w", "v", "rate"}
 
 
 def test_training_outside_of_steps_is_told(graph):

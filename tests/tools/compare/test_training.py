@@ -4,6 +4,7 @@ import pytest
 
 from mp_compat.tools.compare import training
 from mp_compat.tools.compare.training import ASSIGNMENT
+from mp_compat.tools.compare.training import START
 from mp_compat.tools.compare.training import STEP
 from mp_compat.tools.compare.training import Change
 from mp_compat.tools.compare.training import Execution
@@ -57,7 +58,13 @@ def records(runs, every=1):
     ),
     (
       [(TRAINS, [scaled()]), (INITIALIZES, []), (TRAINS, [scaled()])],
-      ["start", STEP, STEP],
+      ["start", STEP, START, STEP],
+    ),
+    # What is restored or fed after the last step is compared, too.
+    ([(TRAINS, [scaled()]), (INITIALIZES, [])], ["start", STEP, START]),
+    (
+      [(TRAINS, [scaled()]), (Change(RATE, RATE, is_initialization=True), [])],
+      ["start", STEP],
     ),
   ],
 )
