@@ -18,13 +18,13 @@ PACKAGE = os.path.dirname(mp_compat.__file__)
 # Modules and packages, lowest layer first: each imports only from those before it, and
 # modules of its own package.
 LAYERS = """
-core.update_rule core.arguments core.naming_schemes core.non_slots
+core.arguments core.naming_schemes core.non_slots
 core.matching core.translation migration.old_names tools.run
 monitoring.step_counter
 _tensorflow.__init__ _tensorflow.native _tensorflow
 graph.graphs graph.records graph.op_names graph.locks graph.runs
 graph.contexts graph.dead_tensors graph.effects graph.control_flow graph
-core.variable_scope core.gradients core.lineage core.finite_check core.distribute core.conditional_apply
+core.variable_scope core.gradients core.lineage core.finite_check core.distribute core.update_rule core.conditional_apply
 core.loss_scale core
 horovod
 training.step training.optimizer training
@@ -40,7 +40,7 @@ tools.compare.sessions tools.compare.seeds tools.compare.processes tools.compare
 __main__ __init__
 """.split()
 # Modules that must work without TensorFlow, so they import only each other.
-WITHOUT_TENSORFLOW = LAYERS[:9] + [
+WITHOUT_TENSORFLOW = LAYERS[:8] + [
   "tools.migrate",
   "tools.compare.recording",
   "tools.compare.training",

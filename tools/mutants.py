@@ -37,6 +37,7 @@ TESTS = {
   "graph/graphs": "programs/built_in_steps programs/unusual",
   "graph/op_names": "programs/built_in_steps programs/unusual",
   "graph/runs": "monitoring/ranges_hook",
+  "core/arguments": "core/update_rule core/automaton",
   "core/update_rule": "core/update_rule core/automaton",
   "core/naming_schemes": "core/naming_schemes core/matching",
   "core/non_slots": "core/matching",
@@ -182,7 +183,7 @@ MUTANTS = [
     "good_steps > rule.increment_period",
   ),
   ("core/update_rule", "product <= rule.ceiling", "product < rule.ceiling"),
-  ("core/update_rule", "LARGEST_SCALE = 2.0**126", "LARGEST_SCALE = 2.0**127"),
+  ("core/arguments", "LARGEST_SCALE = 2.0**126", "LARGEST_SCALE = 2.0**127"),
   ("core/update_rule", "operations.maximum(lower, floor)", "lower"),
   ("core/update_rule", "select(grow, grown, state.scale)", "grown()"),
   (
@@ -581,7 +582,7 @@ MUTANTS = [
     'result["trained"] if result["scaled"] else result["trained_without"]',
     'result["trained"] or result["trained_without"]',
   ),
-  ("tools/compare/report", "> update_rule.LARGEST_SCALE", "> 0"),
+  ("tools/compare/report", "> arguments.LARGEST_SCALE", "> 0"),
   ("tools/compare/step_building", "step.decisions.update(around.decisions)", "pass"),
   (
     "tools/compare/step_building",

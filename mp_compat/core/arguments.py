@@ -5,7 +5,9 @@ import math
 import numbers
 from typing import Sequence
 
-from mp_compat.core import update_rule
+# The largest scale whose reciprocal is a normal float32; TensorFlow flushes smaller
+# reciprocals to 0.
+LARGEST_SCALE = 2.0**126
 
 
 def is_number(value: object) -> bool:
@@ -27,7 +29,7 @@ def scale(name: str, value: float, above: float = 0.0) -> float:
   number = math.nan  # compares as False with every bound
   if is_number(value):
     number = float(value)
-  if not above < number <= update_rule.LARGEST_SCALE:
+  if not above < number <= LARGEST_SCALE:
     raise ValueError(
       "{} must be a number above {:g} and at most 2**126, but got {!r}.".format(
         name, above, value

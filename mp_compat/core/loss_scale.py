@@ -394,7 +394,7 @@ class DynamicLossScale(FiniteLossScale):
     backoff: Optional[float] = None,
     overflow_tolerance: int = 1,
     min_loss_scale: float = 1.0,
-    max_loss_scale: float = update_rule.LARGEST_SCALE,
+    max_loss_scale: float = arguments.LARGEST_SCALE,
   ) -> None:
     """Makes a dynamic loss scale.
 
@@ -508,7 +508,7 @@ class DynamicLossScale(FiniteLossScale):
       ("backoff", rule.backoff, rule.multiplier),
       ("overflow_tolerance", rule.overflow_tolerance, 1),
       ("min_loss_scale", rule.floor, 1.0),
-      ("max_loss_scale", rule.ceiling, update_rule.LARGEST_SCALE),
+      ("max_loss_scale", rule.ceiling, arguments.LARGEST_SCALE),
     )
     for name, value, default in extensions:
       if value != default:

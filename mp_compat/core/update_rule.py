@@ -46,11 +46,8 @@ import functools
 from typing import Any, Callable, List, NamedTuple, Optional, Union
 
 from mp_compat._tensorflow import tf
+from mp_compat.core import arguments
 from mp_compat.core import distribute
-
-# The largest scale whose reciprocal is a normal float32; TensorFlow flushes smaller
-# reciprocals to 0.
-LARGEST_SCALE = 2.0**126
 
 Scalar = Any  # a number, a bool or a scalar tensor
 _Branch = Union[Scalar, Callable[[], Scalar]]  # what is selected, or how to compute it
@@ -66,7 +63,7 @@ class Rule(NamedTuple):
       `decrement_ratio`.
     overflow_tolerance: The number of overflows before the scale is lowered, at least 1.
     floor: The lower bound of a scale that is lowered, above 0.
-    ceiling: The upper bound of a scale that grows, at most `LARGEST_SCALE`.
+    ceiling: The upper bound of a scale that grows, at most `arguments.LARGEST_SCALE`.
     decrement_ratio: The factor after overflows, below 1, in place of `backoff`; or
       None.
   """
@@ -76,7 +73,7 @@ class Rule(NamedTuple):
   backoff: Optional[float]
   overflow_tolerance: int
   floor: float
-  ceiling: float = LARGEST_SCALE
+  ceiling: float = arguments.LARGEST_SCALE
   decrement_ratio: Optional[float] = None
 
 

@@ -17,6 +17,7 @@ import pytest
 
 import mp_compat
 from mp_compat.contrib import mixed_precision as contrib
+from mp_compat.core import arguments
 from mp_compat.core import update_rule
 from tests import testing
 from tests.testing import native
@@ -69,7 +70,7 @@ def rules(draw):
     backoff=draw(by),
     overflow_tolerance=draw(st.integers(1, 4)),
     min_loss_scale=floor,
-    max_loss_scale=draw(st.sampled_from([update_rule.LARGEST_SCALE, ceiling])),
+    max_loss_scale=draw(st.sampled_from([arguments.LARGEST_SCALE, ceiling])),
   )
 
 
@@ -169,7 +170,7 @@ def usable_steps(states):
   """Returns a bool mask of the steps before the scale exceeds LARGEST_SCALE, as it can
   in TensorFlow's classes.
   """
-  return np.logical_and.accumulate(states[:, 0] <= update_rule.LARGEST_SCALE)
+  return np.logical_and.accumulate(states[:, 0] <= arguments.LARGEST_SCALE)
 
 
 def check_against_rule(history, arguments, version):

@@ -8,7 +8,7 @@ from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 import numpy as np
 
 from mp_compat.core import naming_schemes
-from mp_compat.core import update_rule
+from mp_compat.core import arguments
 from mp_compat.tools.compare import recording
 from mp_compat.tools.compare.recording import Arrays
 from mp_compat.tools.compare.recording import Difference
@@ -428,7 +428,7 @@ def _reason_of_state(result: Notes, theirs: Arrays) -> Optional[str]:
       "mp_compat uses one scale."
     )
   large = [theirs[name] for name in found.names[0] if name in theirs]
-  if large and max(map(np.max, large)) > update_rule.LARGEST_SCALE:
+  if large and max(map(np.max, large)) > arguments.LARGEST_SCALE:
     return (
       "Only the loss scale differs: that of TensorFlow's class grew above 2**126, "
       "where 1 / scale is 0 and the weights no longer change. mp_compat's stops there."
