@@ -7,8 +7,8 @@ from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from mp_compat.core import naming_schemes
 from mp_compat.core import arguments
+from mp_compat.core import naming_schemes
 from mp_compat.tools.compare import recording
 from mp_compat.tools.compare.recording import Arrays
 from mp_compat.tools.compare.recording import Difference
