@@ -111,10 +111,16 @@ def _executed_steps(
 def _computed_decisions(
   graph: tf.Graph, executed_steps: Iterable[BuiltStep], executed: Set[tf.Operation]
 ) -> List[tf.Tensor]:
-  """Returns what decides on steps and can be fetched without executing more."""
+  """Returns what decides on steps and can be fetched without executing more; nothing of
+  marked steps, which tell their decisions.
+
+  Decisions in control flow cannot be fetched, which the op of an imported graph does
+  not tell.
+  """
   by_name: Dict[str, tf.Tensor] = {}
   for step in executed_steps:
-    by_name.update(step.decisions)
+    if not step.is_marked:
+      by_name.update(step.decisions)
   computed = []
   for tensor in by_name.values():
     if tensor.graph is graph and tensor.op in executed and graph.is_fetchable(tensor):

@@ -294,6 +294,30 @@ def test_steps_in_control_flow_tell_decisions(graph):
       assert {each.applied for each in executions if each.is_scaled} == expected
 
 
+@pytest.mark.usefixtures("control_flow")
+def test_imported_steps_in_control_flow_tell_decisions(graph):
+  """An imported graph has no contexts that tell which tensors cannot be fetched."""
+  known = len(KNOWN)
+  x = tf.placeholder(tf.float32, [], name="x")
+  with tf.variable_scope("", use_resource=True):
+    w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+
+  def train():
+    return tf.group(Scaled(Scale(), x > 1.0).minimize(x * w))
+
+  op = tf.group(tf.cond(x > 0.0, train, tf.no_op))
+  with tf.Graph().as_default() as imported, tf.Session() as sess:
+    tf.import_graph_def(graph.as_graph_def(), name="")
+    steps.find_imported(imported, KNOWN[known:])
+    op = imported.get_operation_by_name(op.name)
+    sess.run(w.initializer.name)
+    for value, expected in [(-1, set()), (1, {False}), (2, {True})]:
+      found = run_effects.effects_of(imported, [op])
+      sess.run([op, found.decisions], {"x:0": value})
+      executions = steps.take_executions(found.steps, {})
+      assert {each.applied for each in executions if each.is_scaled} == expected
+
+
 def test_imported_steps_are_found(graph):
   x = tf.placeholder(tf.float32, [])
   w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
