@@ -110,7 +110,9 @@ def _add_checkpoint(commands: _Commands) -> None:
 def _add_inspect(actions: _Commands) -> argparse.ArgumentParser:
   """Adds `checkpoint inspect`; returns its parser.
 
-  mp_compat checkpoint inspect logs/model.ckpt-100
+  For example:
+
+      mp_compat checkpoint inspect logs/model.ckpt-100
   """
   inspect = actions.add_parser(
     "inspect",
@@ -126,7 +128,9 @@ def _add_inspect(actions: _Commands) -> argparse.ArgumentParser:
 def _add_convert(actions: _Commands) -> argparse.ArgumentParser:
   """Adds `checkpoint convert`; returns its parser.
 
-  mp_compat checkpoint convert logs/model.ckpt-100 new/model.ckpt-100 --to mp_compat
+  For example:
+
+      mp_compat checkpoint convert logs/model.ckpt-100 new/model.ckpt-100 --to mp_compat
   """
   convert = actions.add_parser(
     "convert",
@@ -156,8 +160,10 @@ def _add_convert(actions: _Commands) -> argparse.ArgumentParser:
 def _add_compare(commands: _Commands) -> None:
   """Adds `compare`, whose program is in `script` or in `module`, with its arguments.
 
-  mp_compat compare --restore logs train.py --logdir logs
-  mp_compat compare --steps 200 -m trainer.main --data data
+  For example:
+
+      mp_compat compare --restore logs train.py --logdir logs
+      mp_compat compare --steps 200 -m trainer.main --data data
   """
   compare = commands.add_parser(
     "compare",
@@ -225,8 +231,10 @@ def _add_options_of_compare(compare: argparse.ArgumentParser) -> None:
 def _add_migrate(commands: _Commands) -> None:
   """Adds `migrate`, which does not need TensorFlow.
 
-  mp_compat migrate trainer notebooks/train.ipynb
-  mp_compat migrate --write trainer
+  For example:
+
+      mp_compat migrate trainer notebooks/train.ipynb
+      mp_compat migrate --write trainer
   """
   migrate = commands.add_parser(
     "migrate",
@@ -257,7 +265,9 @@ def _add_migrate(commands: _Commands) -> None:
 def _add_ranges(commands: _Commands) -> None:
   """Adds `ranges`, which needs matplotlib.
 
-  mp_compat ranges logs -o ranges.png
+  For example:
+
+      mp_compat ranges logs -o ranges.png
   """
   ranges = commands.add_parser(
     "ranges",
@@ -286,8 +296,10 @@ def _add_ranges(commands: _Commands) -> None:
 def _add_run(commands: _Commands) -> None:
   """Adds `run`; `main` takes its program from the arguments before they are parsed.
 
-  mp_compat run train.py --logdir logs
-  mp_compat run -m trainer.main --data data
+  For example:
+
+      mp_compat run train.py --logdir logs
+      mp_compat run -m trainer.main --data data
   """
   run = commands.add_parser(
     "run",
