@@ -259,13 +259,10 @@ def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:
 
 
 def trained_variables(graph: tf.Graph) -> FrozenSet[str]:
-  """Returns the names of the variables that steps of a graph train, and of those that
-  are trainable; of all variables if it has no steps.
+  """Returns the names of the variables that steps of a graph train; of all variables if
+  it has no steps.
   """
-  by_steps = steps.trained_variables(graph)
-  if not by_steps:
-    return frozenset(variable_values(graph))
-  return by_steps | _names_in(graph, tf.GraphKeys.TRAINABLE_VARIABLES)
+  return steps.trained_variables(graph) or frozenset(variable_values(graph))
 
 
 def _only_reads(op: tf.Operation) -> bool:

@@ -21,8 +21,8 @@ All variables of a session are recorded as they are
     STEP          after a train step
     ASSIGNMENT    after an assignment to trained variables
 
-Trained variables are those to which steps of the graph apply gradients, and trainable
-ones; in a graph without steps, all.
+Trained variables are those to which steps of the graph apply gradients; in a
+graph without steps, all.
 
 The programs train the same if both make the same records. Assignments to other
 variables are compared with the next record of the session.

@@ -390,8 +390,6 @@ def test_programs_are_compared(code, arguments, words, compare, tmp_path):
     (2, "outside.py loads alone", ["1 runs that are no train steps", "but 0 in the"]),
     (0, "outside.py evolves", ["steps changed v, too: compared after 3 of them."]),
     (2, "outside.py evolves otherwise", ["a run that is no train step changes v,"]),
-    (0, "outside.py evolves beside", ["steps changed v, too: compared after 3 of"]),
-    (2, "outside.py evolves beside otherwise", ["no train step changes v,"]),
     # The steps of an imported graph are found.
     (1, "imports.py clip", ["as it is              8 train", "step 5 is the first"]),
     (1, "imports.py clip def ref", ["as it is              8 train", "step 5 is"]),

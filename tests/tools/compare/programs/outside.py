@@ -55,9 +55,8 @@ else:
       train(sess)
     if "loads" in args and (ours or "alone" not in args):  # after the last step
       w.load(np.float32([1.0, 2.0 + ("otherwise" in args and ours)]), sess)
-if "evolves" in args:  # in a graph without steps, or beside them
-  graph = tf.get_default_graph() if "beside" in args else tf.Graph()
-  with graph.as_default(), tf.Session() as sess:
+if "evolves" in args:  # in a graph without steps
+  with tf.Graph().as_default(), tf.Session() as sess:
     v = tf.get_variable("v", [2], initializer=tf.zeros_initializer())
     evolve = v.assign_add(tf.random.normal([2]) + ("otherwise" in args and ours))
     sess.run(tf.global_variables_initializer())
