@@ -20,3 +20,5 @@ AGGREGATES_FIRST = VERSION >= (2, 4)
 EXPERIMENTAL_SCALE_IS_TENSOR = (2, 4) <= VERSION < (2, 9)
 # configurations have `inner_optimizer`, not `loss_scale`
 HAS_LATER_FORM = VERSION >= (2, 4)
+# `apply_gradients` of the newer wrapper calls its own `build`, not the inner one's
+BUILDS_WHEN_APPLYING = VERSION >= (2, 14)

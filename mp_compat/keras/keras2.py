@@ -388,8 +388,11 @@ class OptimizerV3Mixin(Keras2Mixin):
 
   def _create_variables(self, pairs: Iterable[gradients.GradAndVar]) -> None:
     """Makes the inner optimizer's variables for all variables of `pairs`."""
+    build = self._optimizer.build
+    if keras_features.BUILDS_WHEN_APPLYING:
+      build = self.build
     with tf.name_scope(self._optimizer.name), tf.init_scope():
-      self.build([variable for _, variable in pairs])
+      build([variable for _, variable in pairs])
 
   def _aggregate(self, pairs: Pairs) -> Pairs:
     """Returns pairs with sums over replicas."""
