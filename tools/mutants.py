@@ -433,7 +433,7 @@ MUTANTS = [
   ("keras/keras2", "functools.partial(tf.logical_and, finite_before)", "None"),
   ("keras/keras2", "return aggregated + missing", "return aggregated"),
   ("keras/keras2", "tf.as_dtype(variable.dtype).base_dtype", "None"),
-  ("keras/keras2", "self.build([variable", "self._optimizer.build([variable"),
+  ("keras/keras2", "if keras_features.BUILDS_WHEN_APPLYING:", "if False:"),
   ("keras/keras3", "if outer.has_unscaled:", "if False:"),
   ("keras/keras3", "if outer.divides_others:", "if False:"),
   ("keras/keras3", 'if self._overrides("apply", Keras3Mixin):', "if False:"),
