@@ -24,6 +24,16 @@ def normalized_by_hand(h):
   return centered / tf.sqrt(variance + 1e-3)
 
 
+def difference_of_squares(h):
+  """Returns a variance in the dtype of h, computed as `tf.nn.moments` does from
+  TensorFlow 2.22 on.
+  """
+  wide = tf.cast(h, tf.float32)
+  mean_of_squares = tf.reduce_mean(tf.square(wide), 1)
+  variance = mean_of_squares - tf.square(tf.reduce_mean(wide, 1))
+  return tf.cast(tf.maximum(variance, 0.0), h.dtype)
+
+
 # A function of h, and the types of the ops that are listed if h is float16.
 OPS = {
   "exponential": (tf.exp, ["Exp"]),
@@ -33,6 +43,7 @@ OPS = {
   "mean of squares": (lambda h: tf.reduce_mean(tf.square(h)), ["Mean"]),
   "by hand": (normalized_by_hand, ["Mean"]),
   "moments": (normalized, ["Cast"]),
+  "moments of 2.22": (difference_of_squares, ["Cast"]),
   "softmax": (tf.nn.softmax, []),
   "sigmoid": (tf.sigmoid, []),
   "mean": (tf.reduce_mean, []),

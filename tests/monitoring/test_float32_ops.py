@@ -107,6 +107,12 @@ def test_cast_back_to_float32_is_named():
   }
 
 
+def test_cast_of_constant_is_no_reason():
+  factor = tf.cast(tf.constant(2), tf.float32)
+  product = tf.matmul(placeholder([2, 4]) * factor, weights("w", [4, 3], tf.float32))
+  assert listed(product) == {"MatMul": ("MatMul", "x (Placeholder)")}
+
+
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 def test_embedding_outside_of_scope_is_named(use_resource):
   table = weights("table", [6, 4], tf.float32, use_resource=use_resource)
