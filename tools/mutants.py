@@ -632,51 +632,55 @@ def spans(text, old):
   return [match.span() for match in re.finditer(pattern, text)]
 
 
-def fails(module, old, new, verbose):
+def copy_with(directory, module, old, new):
+  """Copies the project to `directory`, with `new` in place of `old` in the module; what
+  tests read beside the package, such as goldens, docs and scripts, is linked.
+  """
+  for name in os.listdir(ROOT):
+    if name == "mp_compat":
+      shutil.copytree(os.path.join(ROOT, name), os.path.join(directory, name))
+    elif not name.startswith(".") and not name.endswith(".egg-info"):
+      os.symlink(os.path.join(ROOT, name), os.path.join(directory, name))
+  path = os.path.join(directory, "mp_compat", module + ".py")
+  with open(path, encoding="utf-8") as file:
+    text = file.read()
+  found = spans(text, old)
+  if len(found) != 1:
+    raise ValueError(
+      "Expected once in {}.py, but found {} times: {}".format(module, len(found), old)
+    )
+  start, end = found[0]
+  with open(path, "w", encoding="utf-8") as file:
+    file.write(text[:start] + new + text[end:])
+
+
+def run_tests(directory, tests, *options):
+  """Returns whether the tests in `directory` fail, and the end of their output."""
+  command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", *options]
+  command += ["-p", "no:cacheprovider", "--examples=5"]
+  command += ["tests/{}/test_{}.py".format(*test.rsplit("/", 1)) for test in tests]
+  done = subprocess.run(
+    command,
+    cwd=directory,
+    env=dict(os.environ, PYTHONPATH=directory),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    check=False,
+  )
+  if done.returncode not in (0, 1, 2):  # passed, failed, not collected
+    raise RuntimeError(done.stdout)
+  return done.returncode != 0, done.stdout[-2000:]
+
+
+def is_killed(module, old, new, verbose):
   """Returns whether a test of the module fails with `new` in place of `old`."""
   with tempfile.TemporaryDirectory() as directory:
-    # Tests read goldens, docs and scripts next to the package.
-    for name in os.listdir(ROOT):
-      if name == "mp_compat":
-        shutil.copytree(os.path.join(ROOT, name), os.path.join(directory, name))
-      elif not name.startswith(".") and not name.endswith(".egg-info"):
-        os.symlink(os.path.join(ROOT, name), os.path.join(directory, name))
-    path = os.path.join(directory, "mp_compat", module + ".py")
-    with open(path, encoding="utf-8") as file:
-      text = file.read()
-    found = spans(text, old)
-    if len(found) != 1:
-      raise ValueError(
-        "Expected once in {}.py, but found {} times: {}".format(module, len(found), old)
-      )
-    start, end = found[0]
-    with open(path, "w", encoding="utf-8") as file:
-      file.write(text[:start] + new + text[end:])
-    done = subprocess.run(
-      [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "--tb=line",
-        "-p",
-        "no:cacheprovider",
-        "--examples=5",
-      ]
-      + ["tests/{}/test_{}.py".format(*test.rsplit("/", 1)) for test in TESTS[module]],
-      cwd=directory,
-      env=dict(os.environ, PYTHONPATH=directory),
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      text=True,
-      check=False,
-    )
-    if done.returncode not in (0, 1, 2):  # passed, failed, not collected
-      raise RuntimeError(done.stdout)
-    if verbose:
-      print("{}: {} -> {}\n{}".format(module, old, new, done.stdout[-2000:]))
-  return done.returncode != 0
+    copy_with(directory, module, old, new)
+    failed, output = run_tests(directory, TESTS[module])
+  if verbose:
+    print("{}: {} -> {}\n{}".format(module, old, new, output))
+  return failed
 
 
 def is_selected(module: str, names: Sequence[str]) -> bool:
@@ -701,30 +705,20 @@ def main():
   )
   arguments = parser.parse_args()
   modules = [module for module in TESTS if is_selected(module, arguments.modules)]
-  # For each module, first a mutant that changes nothing: its tests must pass.
-  healthy = [(module, "from typing import", "from typing import") for module in modules]
-  mutants = healthy + [mutant for mutant in MUTANTS if mutant[0] in modules]
+  tests = sorted({test for module in modules for test in TESTS[module]})
+  failed, output = run_tests(ROOT, tests, "--numprocesses=auto")
+  if failed:
+    sys.exit("The tests fail without any mutant:\n" + output)
+  mutants = [mutant for mutant in MUTANTS if mutant[0] in modules]
+  survivors = 0
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    killed = list(
-      tqdm.tqdm(
-        pool.map(lambda mutant: fails(*mutant, verbose=arguments.verbose), mutants),
-        total=len(mutants),
-      )
-    )
-  for module, sick in zip(modules, killed):
-    if sick:
-      print("the tests of {} fail without any mutant".format(module))
-  survivors = [
-    mutant for mutant, dead in list(zip(mutants, killed))[len(modules) :] if not dead
-  ]
-  for module, old, new in survivors:
-    print("survived, {}: {!r} -> {!r}".format(module, old, new))
-  print(
-    "{} killed, {} survived".format(
-      len(mutants) - len(modules) - len(survivors), len(survivors)
-    )
-  )
-  sys.exit(bool(survivors) or any(killed[: len(modules)]))
+    killed = pool.map(lambda row: is_killed(*row, verbose=arguments.verbose), mutants)
+    for row, dead in zip(tqdm.tqdm(mutants), killed):
+      if not dead:
+        survivors += 1
+        tqdm.tqdm.write("survived, {}: {!r} -> {!r}".format(*row))
+  print("{} killed, {} survived".format(len(mutants) - survivors, survivors))
+  sys.exit(bool(survivors))
 
 
 if __name__ == "__main__":

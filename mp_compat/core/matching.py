@@ -32,9 +32,9 @@ from mp_compat.core.non_slots import NonSlot
 from mp_compat.core.non_slots import Variables
 
 
-def differ(names: Sequence[str]) -> bool:
-  """Returns that several variables have different values: for `HaveEqualValues`, where
-  values are not known.
+def assume_different(names: Sequence[str]) -> bool:
+  """Returns False for several variables: a `HaveEqualValues` where values are not
+  known.
   """
   return len(names) < 2
 

@@ -5,6 +5,7 @@ import TensorFlow.
 
 from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
+from mp_compat.core import arguments
 from mp_compat.core import naming_schemes
 from mp_compat.core import non_slots
 from mp_compat.core.naming_schemes import CONTRIB
@@ -29,11 +30,7 @@ def translate(
   Raises a ValueError if `to` is not the name of a scheme, a variable of the program has
   a name to write, or the names of Adam's powers are not certain.
   """
-  if to not in naming_schemes.SCHEMES:
-    schemes = ", ".join(map(repr, naming_schemes.SCHEMES))
-    raise ValueError(
-      "The naming scheme must be one of {}, but got {!r}.".format(schemes, to)
-    )
+  arguments.choice("to", to, list(naming_schemes.SCHEMES))
   scheme = naming_schemes.SCHEMES[to]
   state = naming_schemes.state(found.shapes)
   powers = _powers(found, have_equal_values)

@@ -311,14 +311,16 @@ def test_part_of_graph_is_matched_with_whole_graph():
   )
   part = whole._replace(shapes={"beta1_power_1": SCALAR})
   found = variables(TWO)
-  matched = matching.match(part, found, matching.differ, whole)
+  matched = matching.match(part, found, matching.assume_different, whole)
   assert matched.names == {"beta1_power_1": "beta1_power"}
-  assert matching.match(part, found, matching.differ).ambiguous
+  assert matching.match(part, found, matching.assume_different).ambiguous
 
 
 def test_matching_respects_shapes_and_scopes():
   def names(wanted, found):
-    return matching.match(Variables(wanted), Variables(found), matching.differ).names
+    return matching.match(
+      Variables(wanted), Variables(found), matching.assume_different
+    ).names
 
   state = {"current_loss_scale": []}
   assert names({"a/kernel": [2]}, dict(state, **{"a/cond/kernel": [2]})) == {
@@ -455,7 +457,7 @@ def test_own_variables_are_kept():
     "head/current_loss_scale": [2],
   }
   for to in naming_schemes.SCHEMES:
-    translated = translation.translate(Variables(own), to, matching.differ)
+    translated = translation.translate(Variables(own), to, matching.assume_different)
     assert {name: source for name, source in translated.items() if source} == dict(
       zip(own, own)
     )
@@ -541,6 +543,8 @@ def test_names_of_one_control_flow_version_for_several_optimizers():
 
 
 def test_unknown_scheme_raises():
-  expected = "naming scheme must be one of 'mp_compat', 'tensorflow', 'contrib', 'plain', but got 'keras'"
+  expected = (
+    "to must be one of 'mp_compat', 'tensorflow', 'contrib', 'plain', but got 'keras'"
+  )
   with pytest.raises(ValueError, match=expected):
     translate([], "keras")

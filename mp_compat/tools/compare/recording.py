@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from mp_compat.core import matching
+from mp_compat.core import non_slots
 
 ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
 SHOWN = 3  # variables whose values are kept where they differ
@@ -230,13 +231,13 @@ def _pairs(reference: Variables, variables: Variables, state: bool) -> _Pairs:
   those of loss scales count.
   """
   # Shapes are in the order of creation.
-  wanted = matching.Variables(
+  wanted = non_slots.Variables(
     variables.shapes,
     list(variables.shapes),
     tensorflow_names=variables.tensorflow_names,
   )
-  found = matching.Variables(reference.shapes, list(reference.shapes))
-  matched = matching.match(wanted, found, matching.differ).names
+  found = non_slots.Variables(reference.shapes, list(reference.shapes))
+  matched = matching.match(wanted, found, matching.assume_different).names
   pairs: _Pairs = [(matched.get(name), name) for name in variables.shapes]
   missing = set(reference.shapes) - set(matched.values())
   pairs += [(name, None) for name in sorted(missing)]

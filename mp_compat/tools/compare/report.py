@@ -30,10 +30,6 @@ RUNS = {
 Values = Callable[[str, int], Arrays]
 
 _UNKNOWN_REASON = "The reason is not known."
-_OVERFLOW = (
-  "The first run skipped it: its gradients overflowed. Before it, the bits are the "
-  "same."
-)
 _UNSEEN = {
   "eager": "Eager training was seen, which is not compared.",
   "fork": "Training in a forked process was seen, which is not compared.",
@@ -112,8 +108,8 @@ def _describe_unseen(run: str, result: Notes, first: Notes) -> Optional[str]:
   is_same = found is None and result["steps"] == first["steps"]
   if is_same and result["assignments"] != first["assignments"]:
     return (
-      "Training that was not seen: {} runs that are no train steps changed trained "
-      "variables, but {} in the first run.".format(
+      "Training that was not seen: runs that are no train steps changed trained "
+      "variables (number of such runs: {}; in the first run: {}).".format(
         result["assignments"], first["assignments"]
       )
     )
@@ -306,8 +302,8 @@ def _compare_with_first(
   lines: List[str] = []
   if result["difference"]:
     found = Difference(**result["difference"])
-    reason, lines = _describe_difference(run, result, values_of)
-    is_same = reason == _OVERFLOW and found.step > 1
+    is_same = _skipped_only_first(run, found) and found.step > 1
+    lines = _describe_difference(run, result, values_of)
   if result["ends"]:
     is_same = False
     theirs, ours = result["ends"]
@@ -332,15 +328,23 @@ def _describe_others(results: Dict[str, Notes]) -> List[str]:
   return lines
 
 
-def _describe_difference(
-  run: str, result: Notes, values_of: Values
-) -> Tuple[str, List[str]]:
-  """Returns the reason of a difference, and sentences about it."""
+def _describe_difference(run: str, result: Notes, values_of: Values) -> List[str]:
+  """Returns sentences on a difference and its reason."""
   found = Difference(**result["difference"])
   theirs, ours = values_of(AGAIN, found.index), values_of(run, found.index)
   reason = _reason(run, result, theirs)
   first = "{}: step {} is the first that differs.".format(RUNS[run], found.step)
-  return reason, [first, "  " + reason, *_amounts(found, theirs, ours)]
+  return [first, "  " + reason, *_amounts(found, theirs, ours)]
+
+
+def _skipped_only_first(run: str, found: Difference) -> bool:
+  """Returns whether a run without loss scaling applied a step that the first run
+  skipped, and differs only by that.
+  """
+  if found.starts or None in found.names[0] + found.names[1]:
+    return False
+  theirs, ours = found.skipped
+  return run == UNSCALED and ours < theirs
 
 
 def _describe_ends(ends: List[int]) -> str:
@@ -375,7 +379,7 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
       only loss scales differ, and it is known why     that reason
       a variable is missing in one of the runs         the variables are not the same
       a session gets other initial or restored values  perhaps it restores a checkpoint
-      a run without loss scaling skips fewer steps     _OVERFLOW
+      a run without loss scaling skips fewer steps     an overflow
       this run skips more steps than the first         why the first run applied it
       otherwise                                        _UNKNOWN_REASON
 
@@ -396,8 +400,11 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
       "A session initializes, restores or loads other values. If it restores a "
       "checkpoint, name its folder with --restore."
     )
-  if run == UNSCALED and we_skipped < they_skipped:
-    return _OVERFLOW
+  if _skipped_only_first(run, found):
+    return (
+      "The first run skipped it: its gradients overflowed. Before it, the bits are the "
+      "same."
+    )
   if we_skipped <= they_skipped:
     return _UNKNOWN_REASON
   if "finite" not in theirs:

@@ -387,7 +387,7 @@ def test_programs_are_compared(code, arguments, words, compare, tmp_path):
       "outside.py loads otherwise",
       ["step 6 is the", "or loads other", "  w: 1 of 2", THREE],
     ),
-    (2, "outside.py loads alone", ["1 runs that are no train steps", "but 0 in the"]),
+    (2, "outside.py loads alone", ["number of such runs: 1; in the first run: 0"]),
     (0, "outside.py evolves", ["steps changed v, too: compared after 3 of them."]),
     (2, "outside.py evolves otherwise", ["a run that is no train step changes v,"]),
     # The steps of an imported graph are found.

@@ -129,7 +129,7 @@ def test_runs_that_train_have_no_problem():
     ),
     (
       dict(assignments=3),
-      "3 runs that are no train steps changed trained variables, but 0",
+      "changed trained variables (number of such runs: 3; in the first run: 0)",
     ),
     # It starts from other values.
     (
