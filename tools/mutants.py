@@ -28,8 +28,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # The tests of each module. The tests that fail fastest are first.
 TESTS = {
   "graph/gate": (
-    "training/gate training/conditional_tensors programs/built_in_steps "
-    "programs/unusual programs/training"
+    "training/gate training/skipped_ops training/conditional_tensors "
+    "programs/built_in_steps programs/unusual programs/training"
   ),
   "graph/effects": "training/gate",
   "graph/dead_tensors": "monitoring/gradient_ranges programs/unusual",

@@ -274,7 +274,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
 
   def _current_scale(self) -> tf.Tensor:
     """Reads the loss scale; returns a float32 scalar."""
-    scale = tf.cast(self._loss_scale(), tf.float32)
+    scale = gradients.readable(tf.cast(self._loss_scale(), tf.float32))
     self._track_variables()
     return scale
 
@@ -290,7 +290,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     self._track_variables()
     if callable(scale):  # a LossScale
       scale = scale()
-    return tf.cast(scale, tf.float32)
+    return gradients.readable(tf.cast(scale, tf.float32))
 
   def _track_variables(self) -> None:
     """Registers the loss scale's variables with Keras 2, whose Session initializes them

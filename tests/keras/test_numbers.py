@@ -181,6 +181,38 @@ def test_custom_loss_scale_decides(family):
   ]
 
 
+@pytest.mark.parametrize("applies", [False, True])
+@keras_cases.each_family
+def test_function_takes_eager_loss_scale(family, applies):
+  scale = testing.EagerTensors(applies)
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(1.0), scale)
+  w = tensorflow.Variable([1.0, 2.0])
+
+  @tensorflow.function
+  def step(x):
+    with tf.GradientTape() as tape:
+      scaled = opt.get_scaled_loss(tf.reduce_sum(w * x))
+    grads = opt.get_unscaled_gradients(tape.gradient(scaled, [w]))
+    opt.apply_gradients(zip(grads, [w]))
+
+  step(tf.constant([0.25, 0.5]))
+  assert w.numpy().tolist() == ([0.75, 1.5] if applies else [1.0, 2.0])
+
+
+@pytest.mark.parametrize("applies", [False, True])
+@keras_cases.needs_keras_3
+def test_fit_takes_eager_loss_scale(applies):
+  keras = tensorflow.keras
+  model = keras.Sequential(
+    [keras.layers.Input([1]), keras.layers.Dense(1, kernel_initializer="ones")]
+  )
+  scale = testing.EagerTensors(applies)
+  opt = mp_keras.LossScaleOptimizer(keras.optimizers.SGD(0.25), scale)
+  model.compile(opt, lambda _, y: y, jit_compile=False)
+  model.fit(np.ones([2, 1], np.float32), np.zeros([2, 1]), verbose=0)
+  assert model.get_weights()[0].tolist() == [[0.75 if applies else 1.0]]
+
+
 def test_tensorflow_loss_scale_is_updated():
   scale = testing.native.DynamicLossScale(8.0, increment_period=2)
   opt = mp_keras.LossScaleOptimizer(keras_cases.V2.optimizers.SGD(0.1), scale)

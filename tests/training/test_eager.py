@@ -125,29 +125,13 @@ def test_eager_unscaling_uses_current_scale():
   assert opt.loss_scale().numpy() == 128.0
 
 
-class EagerTensors(mp_compat.LossScale):
-  """A loss scale whose methods return tensors that its constructor made."""
-
-  def __init__(self, applies):
-    self.scale, self.applies = tf.constant(8.0), tf.constant(applies)
-
-  def __call__(self):
-    return self.scale
-
-  def update(self, grads):
-    return None, self.applies
-
-  def get_config(self):
-    return {}
-
-
 @pytest.mark.parametrize("skip_nonfinite", [False, True])
 @pytest.mark.parametrize("applies", [False, True])
 @pytest.mark.parametrize("divides", [False, True])
 def test_function_takes_eager_loss_scale(divides, applies, skip_nonfinite, warnings):
   opt = Optimizer(
     tf.train.GradientDescentOptimizer(1.0),
-    EagerTensors(applies),
+    testing.EagerTensors(applies),
     skip_nonfinite=skip_nonfinite,
   )
   w = tensorflow.Variable([1.0, 2.0])
