@@ -223,8 +223,8 @@ def _mark(step: BuiltStep, grads: List[Any]) -> Optional[tf.Operation]:
       applied = all(values[len(values) - len(decisions) :])
     step.told.append(applied)
 
-  # The device of the step may have no kernel of a Python function.
-  with tf.device(None), tf.name_scope("step_runs"):
+  # The function is of this process, and other devices may have no kernel for it.
+  with tf.device("/device:CPU:0"), tf.name_scope("step_runs"):
     mark = tf.py_func(tell, _first_number(grads) + decisions, [], name="tell")
   step.ops.add(mark)
   step.is_marked = True

@@ -1,21 +1,55 @@
-"""Trains with MirroredStrategy, or on a parameter server."""
+"""Trains with MirroredStrategy, or on a parameter server in this process or another."""
 
+import atexit
+import contextlib
+import json
+import socket
+import subprocess
 import sys
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-tf.disable_v2_behavior()
-if "server" in sys.argv:
-  server = tf.train.Server.create_local_server()
-  config, target, strategy = None, server.target, tf.distribute.get_strategy()
-  placement = tf.device(
+PARAMETER_SERVER = """
+import json, sys
+import tensorflow.compat.v1 as tf
+tf.train.Server(json.loads(sys.argv[1]), "ps", 0).join()
+"""
+
+
+def find_free_addresses(count):
+  with contextlib.ExitStack() as stack:
+    sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+    for each in sockets:
+      each.bind(("localhost", 0))
+    return ["localhost:{}".format(each.getsockname()[1]) for each in sockets]
+
+
+def start_cluster():
+  """Starts a parameter server, and returns the server of this process."""
+  addresses = find_free_addresses(2)
+  cluster = {"ps": addresses[:1], "worker": addresses[1:]}
+  command = [sys.executable, "-c", PARAMETER_SERVER, json.dumps(cluster)]
+  atexit.register(subprocess.Popen(command).kill)
+  return tf.train.Server(cluster, "worker", 0)
+
+
+def place(server, parameters, work):
+  return tf.device(
     tf.train.replica_device_setter(
-      cluster=server.server_def.cluster,
-      ps_device="/job:local/task:0",
-      worker_device="/job:local/task:0",
+      cluster=server.server_def.cluster, ps_device=parameters, worker_device=work
     )
   )
+
+
+tf.disable_v2_behavior()
+config, strategy = None, tf.distribute.get_strategy()
+if "server" in sys.argv:
+  server = tf.train.Server.create_local_server()
+  target, placement = server.target, place(server, *["/job:local/task:0"] * 2)
+elif "process" in sys.argv:
+  server = start_cluster()
+  target, placement = server.target, place(server, "/job:ps", "/job:worker/task:0")
 else:
   config, target = tf.ConfigProto(device_count={"CPU": 2}), ""
   strategy, placement = (
