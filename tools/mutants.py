@@ -31,7 +31,7 @@ TESTS = {
     "training/gate training/skipped_ops training/conditional_tensors "
     "programs/built_in_steps programs/unusual programs/training"
   ),
-  "graph/effects": "training/gate",
+  "graph/effects": "training/skipped_ops training/gate",
   "graph/dead_tensors": "monitoring/gradient_ranges programs/unusual",
   "_tensorflow/event_files": "monitoring/ranges_hook",
   "graph/graphs": "programs/built_in_steps programs/unusual",
@@ -62,8 +62,8 @@ TESTS = {
     "training/gradient_accumulation training/optimizer contrib/mixed_precision"
   ),
   "core/conditional_apply": (
-    "training/inner_optimizers training/optimizer programs/strategies programs/unusual "
-    "programs/optimizers"
+    "training/inner_optimizers training/skipped_ops training/optimizer "
+    "programs/strategies programs/unusual programs/optimizers"
   ),
   "keras/keras2": "keras/subclasses keras/surface keras/numbers",
   "keras/keras3": "keras/subclasses keras/keras_3 keras/saving",
@@ -80,7 +80,7 @@ TESTS = {
   "monitoring/step_counter": "monitoring/step_counter",
   "training/step": (
     "training/finite_reducer training/shared_loss_scale training/gradient_accumulation "
-    "monitoring/reports training/threads training/optimizer "
+    "training/skipped_ops monitoring/reports training/threads training/optimizer "
     "equivalence/tensorflow_defects training/eager"
   ),
   "training/gradient_accumulation": "training/gradient_accumulation",
