@@ -31,7 +31,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   """Runs a command.
 
   Args:
-    argv: The arguments, without the program's name; by default those of the process.
+    argv: the arguments, without the program's name; by default those of the process.
 
   Returns:
     The exit code: 0, or 2 after an error, which is printed in one line on stderr. For

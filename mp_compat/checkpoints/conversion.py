@@ -22,10 +22,10 @@ class Inspection(NamedTuple):
   """The content of a checkpoint.
 
   Attributes:
-    path: the path of the checkpoint.
+    path: The path of the checkpoint.
     naming_scheme: "mp_compat", "tensorflow", "contrib", "plain" or "object-based".
-    variables: the dtype and the shape of each variable, by name.
-    state: the values of the loss scale's variables, by name.
+    variables: The dtype and the shape of each variable, by name.
+    state: The values of the loss scale's variables, by name.
   """
 
   path: str
@@ -39,8 +39,8 @@ def inspect(path: files.Path, state: Iterable[str] = ()) -> Inspection:
   scale.
 
   Args:
-    path: A checkpoint, or a directory, of which the latest checkpoint is used.
-    state: The names of further variables of the loss scale, which a subclass added.
+    path: a checkpoint, or a directory, of which the latest checkpoint is used.
+    state: the names of further variables of the loss scale, which a subclass added.
 
   Returns:
     An `Inspection`, with dtypes, shapes and the values of the loss scale's variables.
@@ -92,19 +92,19 @@ def convert(
       move the files to `target`, which becomes the latest checkpoint
 
   Args:
-    source: A checkpoint, or a directory, of which the latest checkpoint is used. It is
+    source: a checkpoint, or a directory, of which the latest checkpoint is used. It is
       not changed.
-    target: The path of the checkpoint to write. The index is moved there last: no
+    target: the path of the checkpoint to write. The index is moved there last: no
       partial checkpoint can be read. It becomes the latest one of its directory
       (`tf.train.latest_checkpoint`).
-    to: One of "mp_compat", "tensorflow", "contrib" and "plain". The names are those of
+    to: one of "mp_compat", "tensorflow", "contrib" and "plain". The names are those of
       a program that builds no other conditionals than the optimizer's. The `.meta` file
       of `source` tells the order of several optimizers' variables.
-    like: Instead of `to`, a checkpoint (or a directory) of the program that will
+    like: instead of `to`, a checkpoint (or a directory) of the program that will
       restore `target`: its names are used. TensorFlow's class names Adam's powers after
       the enclosing conditional: `cond_3/beta1_power` if the program itself builds two.
       Its `.meta` file, if there is one, is copied too.
-    state: The initial values of further variables of the loss scale, which a subclass
+    state: the initial values of further variables of the loss scale, which a subclass
       added, by name: ints for int64, floats for float32 (with `like`, its dtypes).
       "plain" omits them; they are added where `source` lacks them.
 

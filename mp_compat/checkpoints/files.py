@@ -211,11 +211,11 @@ def match(
       if some of them may be several: again, with the order in the `.meta` file
 
   Args:
-    graph: The graph.
-    wanted: The names of variables' ops and their shapes, by the names to restore them
+    graph: the graph.
+    wanted: the names of variables' ops and their shapes, by the names to restore them
       by: those that a Saver or an assignment map has. A name other than that of the op
       is one that the program wrote: if the checkpoint has it, no other one is sought.
-    checkpoint: The checkpoint.
+    checkpoint: the checkpoint.
 
   Returns:
     The match of those in `wanted`, by their names there. The other variables of the
@@ -349,9 +349,9 @@ class _Known(NamedTuple):
   """What a reader knows of the default graph of the last call.
 
   Attributes:
-    graph: the graph; None before the first call.
-    version: its version, which changes with each op.
-    matched: which variables in the checkpoint its variables are.
+    graph: The graph; None before the first call.
+    version: Its version, which changes with each op.
+    matched: Which variables in the checkpoint its variables are.
   """
 
   graph: Optional[tf.Graph]

@@ -19,8 +19,8 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   the checkpoint has.
 
   Args:
-    path: A checkpoint, or a directory, of which the latest checkpoint is used.
-    wanted: An assignment map with the names of any naming scheme: a dict or an iterable
+    path: a checkpoint, or a directory, of which the latest checkpoint is used.
+    wanted: an assignment map with the names of any naming scheme: a dict or an iterable
       of pairs.
 
   Returns:
@@ -83,9 +83,9 @@ def name_map(
   `tf.train.Saver(name_map(path))`.
 
   Args:
-    path: A checkpoint of any naming scheme, or a directory, of which the latest
+    path: a checkpoint of any naming scheme, or a directory, of which the latest
       checkpoint is used.
-    var_list: The variables, an iterable or a dict by name; by default the global
+    var_list: the variables, an iterable or a dict by name; by default the global
       variables of the current graph.
 
   Returns:
@@ -115,10 +115,10 @@ class _Match(NamedTuple):
   """A variable of the graph, and what a checkpoint has for it.
 
   Attributes:
-    parts: the variable; several of them with a partitioner.
-    shape: the shape of the whole variable.
-    source: the name in the checkpoint; None if it lacks the variable.
-    is_usable: whether it has the dtype of the variable there.
+    parts: The variable; several of them with a partitioner.
+    shape: The shape of the whole variable.
+    source: The name in the checkpoint; None if it lacks the variable.
+    is_usable: Whether it has the dtype of the variable there.
   """
 
   parts: List[tf.Variable]

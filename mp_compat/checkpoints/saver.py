@@ -83,10 +83,10 @@ class Saver(tf.train.Saver):
     """Creates a Saver.
 
     Args:
-      var_list: See `tf.train.Saver`. Takes a cast of `float32_variable_storage_getter`
+      var_list: see `tf.train.Saver`. Takes a cast of `float32_variable_storage_getter`
         for its variable.
-      *args: See `tf.train.Saver`.
-      **kwargs: See `tf.train.Saver`.
+      *args: see `tf.train.Saver`.
+      **kwargs: see `tf.train.Saver`.
     """
     super().__init__(variable_scope.variables_of(var_list), *args, **kwargs)
 
@@ -94,8 +94,8 @@ class Saver(tf.train.Saver):
     """Restores the variables; see `tf.train.Saver.restore`. Adds nothing to the graph.
 
     Args:
-      sess: A Session on the graph.
-      save_path: The path of a checkpoint, as returned by `save` or
+      sess: a Session on the graph.
+      save_path: the path of a checkpoint, as returned by `save` or
         `tf.train.latest_checkpoint`.
 
     Raises:
@@ -244,13 +244,13 @@ class _Entry(NamedTuple):
   """A tensor that a Saver reads from a checkpoint, and the variables assigned from it.
 
   Attributes:
-    tensor: an output of a RestoreV2 op.
-    name: the name that the op reads in the checkpoint.
-    part: the shape of a partitioned variable and the slice to read, "6 2 0,2:-"; "" for
+    tensor: An output of a RestoreV2 op.
+    name: The name that the op reads in the checkpoint.
+    part: The shape of a partitioned variable and the slice to read, "6 2 0,2:-"; "" for
       the whole tensor.
-    variables: the ops of the variables: with `tf.distribute`, one per local device;
+    variables: The ops of the variables: with `tf.distribute`, one per local device;
       empty for an iterator's state.
-    reshaped: whether the Saver reshapes it (`Saver(reshape=True)`).
+    reshaped: Whether the Saver reshapes it (`Saver(reshape=True)`).
   """
 
   tensor: tf.Tensor
@@ -281,8 +281,8 @@ class _Assignment(NamedTuple):
   """A variable to which a tensor is assigned.
 
   Attributes:
-    variable: the op of the variable.
-    reshaped: whether the tensor is reshaped before.
+    variable: The op of the variable.
+    reshaped: Whether the tensor is reshaped before.
   """
 
   variable: tf.Operation

@@ -72,11 +72,11 @@ def match(
   wanted, or as the graph has, with or without second names (`second_names`).
 
   Args:
-    wanted: The variables to restore.
-    found: The variables in the checkpoint.
-    have_equal_values: Compares variables in the checkpoint. It does not matter which of
+    wanted: the variables to restore.
+    found: the variables in the checkpoint.
+    have_equal_values: compares variables in the checkpoint. It does not matter which of
       several equal ones is restored.
-    graph: All variables of the graph, if others than `wanted` are not restored.
+    graph: all variables of the graph, if others than `wanted` are not restored.
   """
   names = {name: name for name in wanted.shapes if name in found.shapes}
   matched = Match(names, {})

@@ -18,8 +18,8 @@ class Float16Op(NamedTuple):
   """An op that computes in float16 and is likely to overflow.
 
   Attributes:
-    name: the name of the op.
-    type: its type, such as "Exp".
+    name: The name of the op.
+    type: Its type, such as "Exp".
   """
 
   name: str

@@ -30,7 +30,7 @@ class _Source(NamedTuple):
 
   Attributes:
     kind: `_INPUT`, also for a cast; `_VARIABLE`; `_CONSTANT`, also for a mask.
-    description: the name and the type of the op, such as "x (Placeholder)".
+    description: The name and the type of the op, such as "x (Placeholder)".
   """
 
   kind: int
@@ -41,9 +41,9 @@ class Float32Op(NamedTuple):
   """A matrix product or a convolution that computes in float32.
 
   Attributes:
-    name: the name of the op.
-    type: its type, such as "MatMul".
-    sources: where float32 values enter the graph that the op computes with, such as "x
+    name: The name of the op.
+    type: Its type, such as "MatMul".
+    sources: Where float32 values enter the graph that the op computes with, such as "x
       (Placeholder)". Inputs and casts are named if one contributes; otherwise
       variables, or else constants.
   """

@@ -56,18 +56,18 @@ class GradientRange(NamedTuple):
   Attributes:
     exponents: int32 of shape [256]. Index e counts magnitudes in `[2**(e-127),
       2**(e-126))`, index 0 smaller ones, index 255 inf and NaN.
-    zeros: the share of zeros.
-    subnormal: the share of nonzero magnitudes below `2**-14`, float16's smallest normal
+    zeros: The share of zeros.
+    subnormal: The share of nonzero magnitudes below `2**-14`, float16's smallest normal
       number.
-    vanishing: the share of nonzero magnitudes below `2**-24`, float16's smallest
+    vanishing: The share of nonzero magnitudes below `2**-24`, float16's smallest
       number.
-    largest: the largest finite magnitude, float32; may be 0 if it is below `2**-126`.
-    nonfinite: the number of infinite values and NaNs, int32.
-    headroom: the largest n with `largest * 2**n <= 65504`, int32; 142 if all are zero,
+    largest: The largest finite magnitude, float32; may be 0 if it is below `2**-126`.
+    nonfinite: The number of infinite values and NaNs, int32.
+    headroom: The largest n with `largest * 2**n <= 65504`, int32; 142 if all are zero,
       -1 if any is not finite.
-    scale: the loss scale of the values, float32; 1 for a gradient that was measured as
+    scale: The loss scale of the values, float32; 1 for a gradient that was measured as
       it was passed.
-    noise: whether the values are sums whose terms cancel, bool: rounding errors of a
+    noise: Whether the values are sums whose terms cancel, bool: rounding errors of a
       gradient that is mathematically zero, such as that of a bias before batch
       normalization.
   """
@@ -87,13 +87,13 @@ class Measured(NamedTuple):
   """A tensor that is measured, and what a record says of it besides its values.
 
   Attributes:
-    name: the name of the variable, for its gradient; otherwise that of the op.
-    tensor: the tensor.
-    scale: the loss scale of the values, a float32 scalar; None if the tensor is
+    name: The name of the variable, for its gradient; otherwise that of the op.
+    tensor: The tensor.
+    scale: The loss scale of the values, a float32 scalar; None if the tensor is
       measured as it was passed.
-    dtype: the narrowest floating dtype that its values have had, such as "float16".
-    is_selected: whether the advice is for the tensor.
-    applied: the dtype of a variable's gradient after it is divided by the scale; None
+    dtype: The narrowest floating dtype that its values have had, such as "float16".
+    is_selected: Whether the advice is for the tensor.
+    applied: The dtype of a variable's gradient after it is divided by the scale; None
       for other tensors.
   """
 
@@ -109,8 +109,8 @@ class Report(NamedTuple):
   """The tensors that are measured in a step, by name, and their ranges.
 
   Attributes:
-    measured: the tensors by unique names, from the loss to the inputs.
-    ranges: their ranges in the same order, each field stacked: int32 [N, 256] for
+    measured: The tensors by unique names, from the loss to the inputs.
+    ranges: Their ranges in the same order, each field stacked: int32 [N, 256] for
       `exponents`, [N] for the others. Without tensors, each field is ().
     is_complete: False if a part of the backward pass is not measured.
   """
@@ -124,11 +124,11 @@ class _BackwardPass(NamedTuple):
   """What computes gradients from one loss scale.
 
   Attributes:
-    tensors: all tensors between the scale and the gradients: they derive from the
+    tensors: All tensors between the scale and the gradients: they derive from the
       scale, and gradients of variables derive from them.
-    layers: the gradients of layers among them: not those of variables, nor those that
+    layers: The gradients of layers among them: not those of variables, nor those that
       only contain the scale, or values of others.
-    behind_loss: the keys of those that come after the gradient of the loss function,
+    behind_loss: The keys of those that come after the gradient of the loss function,
       from the last layer with a variable on. The other tensors belong to the loss
       function itself.
   """

@@ -31,10 +31,10 @@ class _Watched(NamedTuple):
   """A train op, and what to fetch with it.
 
   Attributes:
-    train_op: the train op.
+    train_op: The train op.
     status: float32 [3]: 1 if the step is attempted, 1 if it is skipped, the loss scale
       after it.
-    observed: the tensors that show why a step is skipped.
+    observed: The tensors that show why a step is skipped.
   """
 
   train_op: tf.Operation
@@ -87,8 +87,8 @@ class LossScaleHook(plain_session.PlainSessionHook):
       2 1
 
   Attributes:
-    attempted: the number of attempted steps, an int.
-    skipped: the number of skipped steps among them, an int.
+    attempted: The number of attempted steps, an int.
+    skipped: The number of skipped steps among them, an int.
   """
 
   def __init__(

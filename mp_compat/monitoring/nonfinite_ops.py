@@ -53,8 +53,8 @@ class Explanation(NamedTuple):
   """Why the result of an op is not finite.
 
   Attributes:
-    cause: one of the constants above, such as `OVERFLOW`.
-    text: what the op does, to follow its name, if the cause is `UNDEFINED`.
+    cause: One of the constants above, such as `OVERFLOW`.
+    text: What the op does, to follow its name, if the cause is `UNDEFINED`.
   """
 
   cause: str

@@ -39,9 +39,9 @@ class Format(NamedTuple):
   """The range of a number format, as binary exponents.
 
   Attributes:
-    name: the name of its dtype.
-    lowest: the exponent of the smallest number, a subnormal one.
-    highest: the exponent of the largest number.
+    name: The name of its dtype.
+    lowest: The exponent of the smallest number, a subnormal one.
+    highest: The exponent of the largest number.
   """
 
   name: str
@@ -58,11 +58,11 @@ class Bounds(NamedTuple):
   above `high`.
 
   Attributes:
-    low: below 2**low, more than 1% of the sum of magnitudes of the tensor `smallest` is
+    low: Below 2**low, more than 1% of the sum of magnitudes of the tensor `smallest` is
       below the smallest number.
-    high: above 2**high, the tensor `largest` is not finite.
-    smallest: the name of the tensor that needs the largest scale; "" for none.
-    largest: the name of the tensor that needs the smallest scale.
+    high: Above 2**high, the tensor `largest` is not finite.
+    smallest: The name of the tensor that needs the largest scale; "" for none.
+    largest: The name of the tensor that needs the smallest scale.
   """
 
   low: int
@@ -75,8 +75,8 @@ class BoundsOfStep(NamedTuple):
   """The bounds that one record gives.
 
   Attributes:
-    step: the step of the record.
-    bounds: the loss scales that fit.
+    step: The step of the record.
+    bounds: The loss scales that fit.
   """
 
   step: int
@@ -89,11 +89,11 @@ class Advice(NamedTuple):
   Attributes:
     kind: "none", "fixed", "dynamic"; "float32" if no scale fits; "unknown" if the
       records do not suffice.
-    low: from 2**low to 2**high, all records are finite and keep 99% of each tensor's
+    low: From 2**low to 2**high, all records are finite and keep 99% of each tensor's
       magnitude.
-    high: see `low`; if `low` is above `high`, no scale does so.
-    text: what to do; the range; what else is to be considered.
-    named: the names of the tensors in `text`.
+    high: See `low`; if `low` is above `high`, no scale does so.
+    text: What to do; the range; what else is to be considered.
+    named: The names of the tensors in `text`.
   """
 
   kind: str
@@ -122,15 +122,15 @@ class Tensor:
   by the loss scale.
 
   Attributes:
-    is_selected: whether the advice is for the tensor.
-    is_recorded: whether all of its values were finite in any record.
-    format: the number format that is to represent its values: bfloat16 where that is
+    is_selected: Whether the advice is for the tensor.
+    is_recorded: Whether all of its values were finite in any record.
+    format: The number format that is to represent its values: bfloat16 where that is
       its dtype.
-    is_lost_unscaled: whether the values vanish when they are rounded to float16 without
+    is_lost_unscaled: Whether the values vanish when they are rounded to float16 without
       a loss scale, as the gradient of a float16 variable is before it is applied.
-    may_vanish: whether some values vanish at a scale of 1, or may do so.
-    exponents: the number of nonzero values by binary exponent, without a scale.
-    bounds: the scales that fit all records; None without nonzero values.
+    may_vanish: Whether some values vanish at a scale of 1, or may do so.
+    exponents: The number of nonzero values by binary exponent, without a scale.
+    bounds: The scales that fit all records; None without nonzero values.
   """
 
   def __init__(self) -> None:
@@ -287,17 +287,17 @@ class History:
   """The ranges of a run.
 
   Attributes:
-    tensors: by name, from the loss to the inputs.
-    steps: the steps of the records, without those between them.
-    scale: the loss scale of the last record; 1 without any.
-    run: the number of the run that wrote the last record.
-    is_complete: whether all of the backward pass was measured.
-    overflows: of each record that was not finite, the scales below its scale.
-    below_skipped: the scales below the smallest one at which a step between the records
+    tensors: By name, from the loss to the inputs.
+    steps: The steps of the records, without those between them.
+    scale: The loss scale of the last record; 1 without any.
+    run: The number of the run that wrote the last record.
+    is_complete: Whether all of the backward pass was measured.
+    overflows: Of each record that was not finite, the scales below its scale.
+    below_skipped: The scales below the smallest one at which a step between the records
       overflowed; None if none did.
-    bounds: the scales that fit all selected tensors of all finite records; None without
+    bounds: The scales that fit all selected tensors of all finite records; None without
       nonzero values.
-    conflict: of the records that no scale fits, the one whose bounds are farthest
+    conflict: Of the records that no scale fits, the one whose bounds are farthest
       apart; None if there is none.
   """
 

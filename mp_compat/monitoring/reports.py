@@ -38,9 +38,9 @@ class GradientReport(NamedTuple):
   The real and the imaginary part of a complex value count as two values.
 
   Attributes:
-    nans: the number of NaNs, int64.
-    infs: the number of infinite values, int64.
-    largest: the largest magnitude of a finite value, float32 or float64; 0 if no value
+    nans: The number of NaNs, int64.
+    infs: The number of infinite values, int64.
+    largest: The largest magnitude of a finite value, float32 or float64; 0 if no value
       is finite.
   """
 

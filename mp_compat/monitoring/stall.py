@@ -26,9 +26,9 @@ class Observed(NamedTuple):
   Attributes:
     part: "gradient", "loss", "variable", "forward", "backward", or "input" for a tensor
       of any numeric dtype that an op of the passes reads beside these.
-    name: the name of the variable, or of the op; "" for the loss.
-    tensor: the tensor.
-    fetch: the tensor, or zeros if it is in a branch that is not executed.
+    name: The name of the variable, or of the op; "" for the loss.
+    tensor: The tensor.
+    fetch: The tensor, or zeros if it is in a branch that is not executed.
   """
 
   part: str
@@ -49,11 +49,11 @@ class _Values(NamedTuple):
   """The fetched values of a tensor.
 
   Attributes:
-    observed: the tensor.
-    values: its values in one dimension and a dtype that NumPy itself has; the real
+    observed: The tensor.
+    values: Its values in one dimension and a dtype that NumPy itself has; the real
       parts of complex values, then the imaginary ones.
-    is_finite: whether all of them are finite.
-    fetched: the values as they were fetched.
+    is_finite: Whether all of them are finite.
+    fetched: The values as they were fetched.
   """
 
   observed: Observed

@@ -10,8 +10,8 @@ class ScaleChange(NamedTuple):
   """A change of the loss scale.
 
   Attributes:
-    attempt: the number of steps that were attempted before, or with, the change.
-    scale: the loss scale after it.
+    attempt: The number of steps that were attempted before, or with, the change.
+    scale: The loss scale after it.
   """
 
   attempt: int
@@ -55,8 +55,8 @@ class Due(NamedTuple):
   """What to do after a step.
 
   Attributes:
-    log: whether a log line is due.
-    write: whether to write the scale and the counts to an event file.
+    log: Whether a log line is due.
+    write: Whether to write the scale and the counts to an event file.
   """
 
   log: bool
@@ -86,9 +86,9 @@ class StepCounter:
       True
 
   Attributes:
-    attempted: the number of attempted steps.
-    skipped: the number of skipped steps among them.
-    min_scale_patience: the number of skipped steps in a row without a change of the
+    attempted: The number of attempted steps.
+    skipped: The number of skipped steps among them.
+    min_scale_patience: The number of skipped steps in a row without a change of the
       scale that is a stall.
   """
 

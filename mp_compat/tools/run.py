@@ -21,7 +21,7 @@ def load(argv: List[str]) -> Tuple[types.ModuleType, types.CodeType]:
   the interpreter does.
 
   Args:
-    argv: A script, or a directory or zip file with `__main__.py`, and its arguments; or
+    argv: a script, or a directory or zip file with `__main__.py`, and its arguments; or
       "-m", a module or package, and its arguments.
 
   Returns:
