@@ -136,7 +136,9 @@ def test_sums_of_squares_prove_that_values_are_finite(size):
       )
 
 
-def test_large_tensors_are_not_summed_again():
+@pytest.mark.parametrize("flags", ["", "--xla_cpu_enable_fast_math=true"])
+def test_large_tensors_are_not_summed_again(flags, monkeypatch):
+  monkeypatch.setenv("XLA_FLAGS", flags)
   x = tf.placeholder(tf.float32, [2**15])
   finite_check.all_finite([], [x], {lineage.tensor_key(x): tf.nn.l2_loss(x)})
   # XLA's fast math might lose a NaN.

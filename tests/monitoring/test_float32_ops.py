@@ -169,6 +169,17 @@ def test_cast_in_loop_is_named():
   }
 
 
+def test_state_of_loop_comes_from_its_input():
+  x, w = placeholder([3, 3]), weights("w", [3, 3], tf.float32)
+  with testing.control_flow(1):
+    _, state = tf.while_loop(
+      lambda i, _: i < 2,
+      lambda i, y: (i + 1, tf.tanh(tf.matmul(y, w, name="product"))),
+      [0, x],
+    )
+  assert listed(state) == {"while/product": ("MatMul", "x (Placeholder)")}
+
+
 def dense(x, units, name="dense"):
   with tf.variable_scope(name, reuse=tf.AUTO_REUSE):
     kernel = tf.get_variable("kernel", [x.shape[-1], units], x.dtype)

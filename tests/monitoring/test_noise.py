@@ -176,3 +176,12 @@ def test_sums_of_zeros_are_no_noise():
       assert not sess.run(ranges, {terms: np.full([4, 2], value)}).noise
     cancelling = [[1.0, 2.0], [-1.0, -2.0], [3.0, 4.0], [-3.0, -4.0]]
     assert sess.run(ranges, {terms: cancelling}).noise
+
+
+def test_few_terms_may_nearly_cancel():
+  terms = tf.placeholder(tf.float32, [4, 1])
+  ranges = gradient_of_bias(terms, tf.float32, "bias_add")
+  with testing.initialized_session() as sess:
+    for rest, is_noise in [(2.0**-6, False), (2.0**-8, True)]:
+      ones = [[1.0], [rest - 1.0], [1.0], [rest - 1.0]]  # about `rest` of their sum
+      assert sess.run(ranges, {terms: ones}).noise == is_noise
