@@ -491,10 +491,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     own = contexts.keys_of(scales)
     values = gradients.values_of([grad for grad, _ in pairs])
     found = contexts.search_back_by_key(values, contexts.tensor_inputs, own)
-    for key, tensor in found.items():
-      if key not in own and tensor.op in reads:
-        return True
-    return False
+    return any(tensor.op in reads for tensor in found.values())
 
   def get_name(self) -> str:
     """Returns the inner optimizer's name."""

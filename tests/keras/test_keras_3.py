@@ -201,7 +201,7 @@ def applied_in_another_function(opt, v):
 def applied_in_function_traced_first(opt, v):
   apply = tensorflow.function(lambda grad: opt.apply_gradients([(grad, v)]))
   apply.get_concrete_function(tensorflow.TensorSpec([], tf.float32))
-  return applied_in_another_function(opt, v)
+  return lambda: apply(unscaled_gradients(opt, v)[0])
 
 
 def summed_in_variable(opt, v):

@@ -6,6 +6,7 @@ import pytest
 
 import mp_compat
 from mp_compat._tensorflow import native
+from mp_compat.migration import native_names
 from tests import testing
 from tests.testing import tf
 
@@ -209,14 +210,14 @@ def test_later_ops_have_native_names(name, is_resource):
   if name == "callable_loss" and not is_resource:
     pytest.skip("TensorFlow's tape watches resource variables only")
   program = PROGRAMS[name]
-  native_names, native_variables = build(program, is_resource)
+  expected_names, native_variables = build(program, is_resource)
   with mp_compat.install():
     names, variables = build(program, is_resource)
   assert variables == native_variables
   differing = {}
-  for key in native_names.keys() & names.keys():
-    if names[key] != native_names[key] and key[1].lower() not in OWN:
-      differing[key] = native_names[key], names[key]
+  for key in expected_names.keys() & names.keys():
+    if names[key] != expected_names[key] and key[1].lower() not in OWN:
+      differing[key] = expected_names[key], names[key]
   # Variables that TensorFlow's class makes in its conditional have another name.
   exempt = {"beta1_power", "beta2_power", "rate", "factor"}
   if name.startswith("contrib"):  # It reads its scale otherwise, and names no train op.
@@ -265,3 +266,13 @@ def test_names_are_free_without_install():
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), 8.0)
     opt.minimize(loss, var_list=[w])
     assert graph.unique_name("truediv") == "truediv"
+
+
+@pytest.mark.parametrize("scale", [8.0, "dynamic"])
+def test_names_of_the_inner_optimizer_are_left_to_it(scale):
+  """What stands for it in the graph that is dropped has a name of its own."""
+  with mp_compat.install(), tf.Graph().as_default() as graph:
+    loss, w = make_loss()
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(), scale)
+    opt.minimize(loss, var_list=[w])
+    assert graph.unique_name(native_names._STEP) == native_names._STEP

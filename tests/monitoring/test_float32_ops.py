@@ -169,15 +169,19 @@ def test_cast_in_loop_is_named():
   }
 
 
-def test_state_of_loop_comes_from_its_input():
+def test_sources_pass_through_loops():
+  """The product "late" gets them from "first" of the iteration before."""
   x, w = placeholder([3, 3]), weights("w", [3, 3], tf.float32)
+
+  def body(i, y, z):
+    late = tf.matmul(z, w, name="late")
+    first = tf.matmul(y, w, name="first")
+    return i + 1, y + late, tf.tanh(first)
+
   with testing.control_flow(1):
-    _, state = tf.while_loop(
-      lambda i, _: i < 2,
-      lambda i, y: (i + 1, tf.tanh(tf.matmul(y, w, name="product"))),
-      [0, x],
-    )
-  assert listed(state) == {"while/product": ("MatMul", "x (Placeholder)")}
+    _, y, _ = tf.while_loop(lambda i, *_: i < 2, body, [0, x, tf.zeros([3, 3])])
+  expected = ("MatMul", "x (Placeholder)")
+  assert listed(y) == {"while/late": expected, "while/first": expected}
 
 
 def dense(x, units, name="dense"):

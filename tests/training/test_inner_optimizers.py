@@ -126,6 +126,25 @@ def test_wrappers_inside_change_scaled_gradients(wrapper, after, scale):
   assert training.session.run(opt.loss_scale()) == scale
 
 
+class AveragesGradients(tf.train.GradientDescentOptimizer):
+  """Keeps moving averages of the gradients, which are named after their ops."""
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    grads_and_vars = list(grads_and_vars)
+    average = tf.train.ExponentialMovingAverage(0.5)
+    averaged = average.apply([grad for grad, _ in grads_and_vars])
+    applied = super().apply_gradients(grads_and_vars, *args, **kwargs)
+    return tf.group(applied, averaged)
+
+
+def test_averages_are_named_after_gradients_that_were_passed():
+  training, opt = Training(), Optimizer(AveragesGradients(1.0), "dynamic")
+  ((grad, variable),) = opt.compute_gradients(training.loss)
+  opt.apply_gradients([(grad, variable)])
+  average = grad.op.name + "/ExponentialMovingAverage"
+  assert average in [v.op.name for v in tf.global_variables()]
+
+
 @only_in_1_15
 def test_swapping_saver_saves_moving_average(tmp_path):
   training = Training()

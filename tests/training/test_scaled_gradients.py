@@ -14,9 +14,27 @@ from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("graph")
 
+
+class TensorScale(mp_compat.LossScale):
+  """A loss scale that returns the same tensor in each call."""
+
+  def __init__(self):
+    self._tensor = tf.placeholder_with_default(8.0, [])
+
+  def __call__(self):
+    return self._tensor
+
+  def update(self, grads):
+    return tf.no_op(), tf.constant(True)
+
+  def get_config(self):
+    return {}
+
+
 SCALES = {
   "dynamic": lambda: "dynamic",
   "fixed": lambda: 1024.0,
+  "tensor": TensorScale,
   "tensorflow": lambda: testing.native.DynamicLossScale(),
 }
 

@@ -254,6 +254,7 @@ class Sloped(tf.train.GradientDescentOptimizer):
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     (slope,) = tf.gradients(self._loss, [self._x])
+    tf.summary.scalar("slope", tf.norm(slope))
     pairs = [(grad + slope, variable) for grad, variable in grads_and_vars]
     return super().apply_gradients(pairs, *args, **kwargs)
 
@@ -264,8 +265,10 @@ def test_loop_that_the_step_differentiates_runs():
   _, y = tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, y * y), [0, w * x])
   loss = tf.reduce_sum(y)
   train_op = Optimizer(Sloped(loss, x), 8.0, skip_nonfinite=True).minimize(loss)
+  summary = tf.summary.merge_all()
   with testing.initialized_session() as sess:
     assert sess.run([train_op, loss], {x: [np.inf, 2.0]})[1] == np.inf
+    sess.run([train_op, summary], {x: [np.inf, 2.0]})
     np.testing.assert_array_equal(sess.run(w), [1.0, 1.0])
     assert sess.run([train_op, loss], {x: [1.0, 2.0]})[1] == 17.0
     # y = (w x)**4: 4 w**3 x**4, and 4 w**4 x**3
