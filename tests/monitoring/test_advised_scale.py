@@ -59,7 +59,7 @@ with tf.train.MonitoredTrainingSession(hooks=[] if scale else [hook]) as sess:
     sums = lambda grads: np.concatenate([np.abs(grad).sum(0) for grad in grads])
     applied, wanted = applied + (sums(ours) if is_applied else 0.0), wanted + sums(theirs)
 if scale == 0:
-  print(json.dumps(range_history.advise(hook._history)))
+  print(json.dumps(range_history.advise(hook._history)._asdict()))
 else:
   print(json.dumps((applied / wanted).min()))
 """
@@ -73,15 +73,15 @@ def run(kind, scale):
 @pytest.mark.parametrize("kind", ["outputs", "small loss"])
 def test_program_trains_with_advised_scale(kind):
   """Also the output that makes up less than 1% of the magnitude."""
-  advised, _, _, text = run(kind, 0)
-  assert advised == "fixed", text
-  exponent = int(re.search(r"a fixed loss scale of 2\*\*(\d+)\.", text).group(1))
+  advice = run(kind, 0)
+  assert advice["kind"] == "fixed", advice
+  scale = re.search(r"a fixed loss scale of 2\*\*(\d+)\.", advice["text"])
+  exponent = int(scale.group(1))
   assert run(kind, 2.0**exponent) >= 0.9
 
 
 @pytest.mark.matrix
 def test_float16_variables_get_advice_on_storage():
-  advised, _, _, text = run("float16 variables", 0)
-  assert (
-    advised == "float32" and text.startswith("Store ") and "float32_variable" in text
-  )
+  advice = run("float16 variables", 0)
+  assert advice["kind"] == "float32", advice
+  assert advice["text"].startswith("Store ") and "float32_variable" in advice["text"]
