@@ -556,7 +556,9 @@ MUTANTS = [
     "if False",
   ),
   ("training/optimizer", "scales = self._state_in(graph).scales", "scales = []"),
-  ("training/optimizer", "if state.has_unscaled or", "if"),
+  ("training/optimizer", "if state.has_unscaled:", "if False:"),
+  ("training/optimizer", "elif is_behind_scale is not None:", "else:"),
+  ("training/optimizer", "& _ops_behind(self._scale())", ""),
   ("training/optimizer", "scale = tf.identity(scale)", "pass"),
   ("training/step", "any(each.use_locking for", "all(each.use_locking for"),
   (

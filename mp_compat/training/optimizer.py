@@ -3,7 +3,7 @@
 all replicas or on none.
 """
 
-from typing import Any, Dict, Iterable, List, NoReturn, Optional
+from typing import Any, Dict, Iterable, List, NoReturn, Optional, Set
 
 from mp_compat import horovod
 from mp_compat._tensorflow import autograph
@@ -447,7 +447,10 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     scaled.
     """
     state = self._state_in(graphs.init_scope_graph())
-    if state.has_unscaled or self._is_behind_scale(pairs):
+    if state.has_unscaled:
+      return
+    is_behind_scale = self._is_behind_scale(pairs)
+    if is_behind_scale:
       return
     if state.has_scaled:
       records.warn_once(
@@ -458,7 +461,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).",
         self.get_name(),
       )
-    else:
+    elif is_behind_scale is not None:
       records.warn_once(
         self,
         "%s applies gradients that were never scaled: neither compute_gradients() nor "
@@ -468,30 +471,32 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         self.get_name(),
       )
 
-  def _is_behind_scale(self, pairs: Iterable[gradients.GradAndVar]) -> bool:
+  def _is_behind_scale(self, pairs: Iterable[gradients.GradAndVar]) -> Optional[bool]:
     """Returns whether the program scales or unscales the gradients by itself: whether
     they derive from the loss scale other than by `scale_loss`.
 
-        reads = the ops behind a new read of the loss scale, as behind each other read:
-          the variable's handle, or the constant of a fixed scale
+        shared = the ops behind each read of the loss scale, as behind two new ones: the
+          variable's handle, or the constant of a fixed scale
         search back from the gradients, no further than the reads of `scale_loss`
-        return whether an op of `reads` was found
+        return whether an op of `shared` was found
 
-    `pairs` are `(gradient, variable)` pairs with converted gradients. Returns False in
-    eager mode, where nothing is known.
+    `pairs` are `(gradient, variable)` pairs with converted gradients. Returns None if
+    that is not known: reads share nothing, as those of TensorFlow's FixedLossScale.
+    Returns False in eager mode.
     """
     if tf.executing_eagerly():
       return False
     with tf.name_scope("is_behind_scale"):
-      read = contexts.search_back([self._scale()], contexts.tensor_inputs)
-    reads = {tensor.op for tensor in read}
+      shared = _ops_behind(self._scale()) & _ops_behind(self._scale())
+    if not shared:
+      return None
     scales: List[tf.Tensor] = []
     for graph in graphs.enclosing_graphs():
       scales += self._state_in(graph).scales
     own = contexts.keys_of(scales)
     values = gradients.values_of([grad for grad, _ in pairs])
     found = contexts.search_back_by_key(values, contexts.tensor_inputs, own)
-    return any(tensor.op in reads for tensor in found.values())
+    return any(tensor.op in shared for tensor in found.values())
 
   def get_name(self) -> str:
     """Returns the inner optimizer's name."""
@@ -532,6 +537,11 @@ class MixedPrecisionLossScaleOptimizer(_Native):
   _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = (
     _never_called
   )
+
+
+def _ops_behind(tensor: tf.Tensor) -> Set[tf.Operation]:
+  """Returns the ops that a tensor derives from, and its own."""
+  return {found.op for found in contexts.search_back([tensor], contexts.tensor_inputs)}
 
 
 def _check_arguments(loss: gradients.Loss, gate_gradients: int) -> None:

@@ -281,15 +281,48 @@ def test_unscaled_gradients_warn_once_per_graph(warnings):
   )
 
 
-@pytest.mark.parametrize("loss_scale", [4.0, "dynamic"])
-def test_gradients_scaled_by_the_program_do_not_warn(warnings, loss_scale):
+class _Rebuilt(mp_compat.LossScale):
+  """A loss scale that reads no variable and builds other ops in each call."""
+
+  def __call__(self):
+    return tf.constant(2.0) ** tf.constant(3.0)
+
+  def update(self, grads):
+    return tf.no_op(), True
+
+  def get_config(self):
+    return {}
+
+
+@pytest.mark.parametrize(
+  "make_scale",
+  [
+    lambda: 4.0,
+    lambda: "dynamic",
+    lambda: testing.native.FixedLossScale(4.0),
+    lambda: testing.native.DynamicLossScale(4.0),
+    _Rebuilt,
+  ],
+  ids=["fixed", "dynamic", "native_fixed", "native_dynamic", "custom"],
+)
+def test_gradients_scaled_by_the_program_do_not_warn(warnings, make_scale):
   variables, _, loss = linear()
-  opt = Optimizer(sgd(), loss_scale)
+  opt = Optimizer(sgd(), make_scale())
   grads = tf.gradients(loss * opt.loss_scale(), variables)
   opt.apply_gradients(
     [(grad / opt.loss_scale(), variable) for grad, variable in zip(grads, variables)]
   )
   assert not warnings
+
+
+@pytest.mark.parametrize("is_native", [False, True], ids=["ours", "native"])
+def test_gradients_of_scaled_loss_warn(warnings, is_native):
+  variables, _, loss = linear()
+  loss_scale = testing.native.FixedLossScale(4.0) if is_native else 4.0
+  opt = Optimizer(sgd(), loss_scale)
+  opt.apply_gradients(zip(tf.gradients(opt.scale_loss(loss), variables), variables))
+  (warning,) = warnings
+  assert "but unscale_gradients() was not called: unless the program" in warning
 
 
 def test_optimizers_of_replicas_warn_once(warnings):
