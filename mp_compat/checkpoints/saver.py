@@ -232,8 +232,8 @@ def _aliases(
       shifted.append(name)
   if shifted:
     log.warn(
-      "%s, of an optimizer without loss scaling, would have another number with "
-      "TensorFlow's class. Restored without mp_compat, this checkpoint gives that "
+      "%s, of an optimizer with a fixed loss scale or none, would have another number "
+      "with TensorFlow's class. Restored without mp_compat, this checkpoint gives that "
       "variable another value.",
       ", ".join(shifted),
     )

@@ -407,7 +407,7 @@ def test_unscaled_adam_restores(restore, control_flow, tmp_path, caplog):
       sess.run(tf.global_variables_initializer())
     assert values(sess) == expected
     if restore == "saver":
-      shifted = "beta1_power_1, beta2_power_1, of an optimizer without loss scaling, would have another number"
+      shifted = "beta1_power_1, beta2_power_1, of an optimizer with a fixed loss scale or none, would have another number"
       assert (shifted in caplog.text) == (control_flow == 1)
 
 
