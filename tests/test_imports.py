@@ -35,7 +35,7 @@ keras
 migration.native_names migration.conditional_names migration
 tools.ranges_chart tools.migrate
 tools.compare.recording tools.compare.training tools.compare.report
-tools.compare.steps tools.compare.step_building tools.compare.run_effects
+tools.compare.servers tools.compare.steps tools.compare.step_building tools.compare.run_effects
 tools.compare.sessions tools.compare.seeds tools.compare.processes
 tools.compare.loss_scaling tools.compare.recorder tools.compare tools
 __main__ __init__

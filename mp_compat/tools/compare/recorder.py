@@ -47,6 +47,7 @@ from mp_compat.tools.compare import processes
 from mp_compat.tools.compare import recording
 from mp_compat.tools.compare import run_effects
 from mp_compat.tools.compare import seeds
+from mp_compat.tools.compare import servers
 from mp_compat.tools.compare import sessions
 from mp_compat.tools.compare import steps
 from mp_compat.tools.compare import training
@@ -542,6 +543,7 @@ def main() -> None:
     loss_scaling.replace(settings.run, recorder.note)
   sessions.observe(recorder.around)
   loss_scaling.observe_steps(recorder.know)
+  servers.observe()
   sessions.on_eager_gradients(lambda: recorder.note(unseen="eager"))
   seeds.make_repeatable()
   _observe_exec(recorder)

@@ -15,6 +15,7 @@ from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
 from mp_compat.graph import contexts
 from mp_compat.graph import graphs
+from mp_compat.tools.compare import servers
 from mp_compat.tools.compare import steps
 from mp_compat.tools.compare.steps import BuiltStep
 
@@ -224,7 +225,7 @@ def _mark(step: BuiltStep, grads: List[Any]) -> Optional[tf.Operation]:
     step.told.append(applied)
 
   # The function is of this process, and other devices may have no kernel for it.
-  with tf.device("/device:CPU:0"), tf.name_scope("step_runs"):
+  with tf.device(servers.cpu_of_process()), tf.name_scope("step_runs"):
     mark = tf.py_func(tell, _first_number(grads) + decisions, [], name="tell")
   step.ops.add(mark)
   step.is_marked = True

@@ -50,6 +50,8 @@ if "server" in sys.argv:
 elif "process" in sys.argv:
   server = start_cluster()
   target, placement = server.target, place(server, "/job:ps", "/job:worker/task:0")
+  if "unplaced" in sys.argv:  # The server of this process is only the session's.
+    placement = tf.device("/job:ps")
 else:
   config, target = tf.ConfigProto(device_count={"CPU": 2}), ""
   strategy, placement = (
