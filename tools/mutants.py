@@ -595,6 +595,8 @@ MUTANTS = [
     'result["trained"] or result["trained_without"]',
   ),
   ("tools/compare/report", "> arguments.LARGEST_SCALE", "> 0"),
+  ("tools/compare/report", " and not _applied_too(found)", ""),
+  ("tools/compare/report", " and found.has_trained", ""),
   ("tools/compare/step_building", "step.decisions.update(around.decisions)", "pass"),
   (
     "tools/compare/step_building",
@@ -614,6 +616,7 @@ MUTANTS = [
     "execution.variables",
   ),
   ("tools/compare/training", "if execution.applied:\n", "if execution.is_scaled:\n"),
+  ("tools/compare/training", "if execution.is_scaled and", "if"),
   (
     "tools/compare/training",
     "change.is_initialization and not self._steps",

@@ -336,13 +336,14 @@ class Recorder:
     self.note(variables=max(self.notes["variables"], len(known.digests)))
     self.note(assigned=sorted({*self.notes["assigned"], *known.history.assigned}))
     trained_without, trained = known.history.end_record(changed)
+    has_trained = self.notes["trained"]
     if kind == training.STEP:
       self.note(
         read=self.notes["read"] + 1,
         trained=self.notes["trained"] or trained,
         trained_without=self.notes["trained_without"] or trained_without,
       )
-    differing = self._differing(record)
+    differing = self._differing(record, has_trained)
     kept = self._settings.keep.get(str(self._index)) or differing
     self._keep({name: values[name] for name in kept if name in values})
     self._index += 1
@@ -375,19 +376,20 @@ class Recorder:
         scales[name] = scales.get(name, [])[:1] + [float(values[name])]
     self.note(scales=scales)
 
-  def _differing(self, record: recording.Record) -> List[str]:
+  def _differing(self, record: recording.Record, has_trained: bool) -> List[str]:
     """Returns the names of the variables in the first difference from the reference,
     which it notes; [] for others.
 
     After the first difference, the reference is no longer read. Ends a run that starts
-    from other values than the reference.
+    from other values than the reference. `has_trained`: whether an earlier record is of
+    training with loss scaling.
     """
     reference = None if self.notes["difference"] else next(self._reference, None)
     if reference is None:
       return []
     counts_state = self._settings.run != recording.UNSCALED
     difference = recording.difference(
-      reference, record, self._index, self.notes["steps"], counts_state
+      reference, record, self._index, self.notes["steps"], has_trained, counts_state
     )
     if difference is None:
       return []
@@ -478,6 +480,7 @@ def _record_of(
     "digests": [session.digests.get(name) for name in graph.tensors],
     "assigned": sorted(session.history.assigned),
     "skipped": session.history.skipped,
+    "applied": sorted(session.history.applied),
     "global_step": np.asarray(values.get("global_step")).tolist(),
   }
   return recording.Record(graph.variables, line)

@@ -70,6 +70,10 @@ class Difference:
     assigned: The trained variables that runs which are no steps assigned, since the
       record before.
     skipped: How many decisions were to skip a step, since the record before.
+    applied: The variables of the reference that steps with loss scaling trained which
+      it applied, or may have, since the record before.
+    has_trained: Whether an earlier record, which is the same, is of training with loss
+      scaling.
     global_step: The values of `global_step`; None without one.
   """
 
@@ -79,6 +83,8 @@ class Difference:
   names: Tuple[List[Optional[str]], List[Optional[str]]]
   assigned: List[str]
   skipped: Tuple[int, int]
+  applied: List[str]
+  has_trained: bool
   global_step: Tuple[Any, Any]
 
   @property
@@ -129,8 +135,8 @@ class Record(NamedTuple):
   Attributes:
     variables: The variables of the graph.
     line: The line of the recording, with `kind`; `digests`, checksums in the order of
-      the variables, None for one that is not initialized; and `assigned`, `skipped` and
-      `global_step` as in a `Difference`.
+      the variables, None for one that is not initialized; and `assigned`, `skipped`,
+      `applied` and `global_step` as in a `Difference`.
   """
 
   variables: Variables
@@ -191,12 +197,18 @@ def values_path(recording: str, index: int) -> str:
 
 
 def difference(
-  reference: Record, record: Record, index: int, step: int, state: bool
+  reference: Record,
+  record: Record,
+  index: int,
+  step: int,
+  has_trained: bool,
+  state: bool,
 ) -> Optional[Difference]:
   """Returns the difference between two records at the same place of their recordings;
   None if there is none.
 
-  `state` says whether the variables of loss scales count.
+  `state` says whether the variables of loss scales count; the other arguments are those
+  of a `Difference`.
   """
   kinds = reference.line["kind"], record.line["kind"]
   pairs = _differing_pairs(reference, record, state)
@@ -210,6 +222,8 @@ def difference(
     names=([name for name, _ in pairs], [name for _, name in pairs]),
     assigned=record.line["assigned"] or reference.line["assigned"],
     skipped=(reference.line["skipped"], record.line["skipped"]),
+    applied=reference.line["applied"],
+    has_trained=has_trained,
     global_step=(reference.line["global_step"], record.line["global_step"]),
   )
 

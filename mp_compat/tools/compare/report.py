@@ -131,7 +131,9 @@ def _describe_unscaled(run: str, runs: Sequence[str], result: Notes) -> Optional
   if run in (SCALED, UNSCALED) and "uses" not in result:
     return (
       "The program made no optimizer of mp_compat, so nothing would be compared: it "
-      "uses none of TensorFlow's public names for loss scaling."
+      "uses none of the names for loss scaling that mp_compat.install() replaces "
+      "(help(mp_compat.install) lists them). "
+      "tf.keras.mixed_precision.LossScaleOptimizer is none of them."
     )
   if run in (SCALED, UNSCALED) and not result["scaled"]:
     return (
@@ -260,7 +262,8 @@ def conclude(results: Dict[str, Notes], values_of: Values) -> Tuple[int, List[st
   """Returns the exit code and the sentences at the end of the report.
 
   The code is UNKNOWN if a repetition of the first run differs from it. It is DIFFERENT
-  if another run does, except where only the first run skipped an overflow.
+  if another run does, except where that is without loss scaling and differs because
+  only the first run skipped a step.
 
   Args:
     results: what is known of each run, by name, the first run first.
@@ -295,14 +298,15 @@ def conclude(results: Dict[str, Notes], values_of: Values) -> Tuple[int, List[st
 def _compare_with_first(
   run: str, result: Notes, values_of: Values
 ) -> Tuple[bool, List[str]]:
-  """Returns whether a run trains as the first one, but for an overflow that only that
-  one skipped, and sentences on how they differ.
+  """Returns whether a run trains as the first one, until a step that only that one
+  skipped, and sentences on how they differ.
   """
   is_same = True
   lines: List[str] = []
   if result["difference"]:
     found = Difference(**result["difference"])
-    is_same = _skipped_only_first(run, found) and found.step > 1
+    skipped_only_first = _skipped_only_first(run, found)
+    is_same = skipped_only_first and not _applied_too(found) and found.has_trained
     lines = _describe_difference(run, result, values_of)
   if result["ends"]:
     is_same = False
@@ -339,12 +343,20 @@ def _describe_difference(run: str, result: Notes, values_of: Values) -> List[str
 
 def _skipped_only_first(run: str, found: Difference) -> bool:
   """Returns whether a run without loss scaling applied a step that the first run
-  skipped, and differs only by that.
+  skipped, in the record that differs.
   """
   if found.starts or None in found.names[0] + found.names[1]:
     return False
   theirs, ours = found.skipped
   return run == UNSCALED and ours < theirs
+
+
+def _applied_too(found: Difference) -> List[str]:
+  """Returns those of the variables that differ which the first run trained in the same
+  record: a step that it skipped does not explain them.
+  """
+  theirs, _ = found.names
+  return [name for name in theirs if name in found.applied]
 
 
 def _describe_ends(ends: List[int]) -> str:
@@ -379,7 +391,7 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
       only loss scales differ, and it is known why     that reason
       a variable is missing in one of the runs         the variables are not the same
       a session gets other initial or restored values  perhaps it restores a checkpoint
-      a run without loss scaling skips fewer steps     an overflow
+      a run without loss scaling skips fewer steps     why the first run skips them
       this run skips more steps than the first         why the first run applied it
       otherwise                                        _UNKNOWN_REASON
 
@@ -401,10 +413,7 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
       "checkpoint, name its folder with --restore."
     )
   if _skipped_only_first(run, found):
-    return (
-      "The first run skipped it: its gradients overflowed. Before it, the bits are the "
-      "same."
-    )
+    return _reason_of_skip(found)
   if we_skipped <= they_skipped:
     return _UNKNOWN_REASON
   if "finite" not in theirs:
@@ -421,6 +430,27 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
     "mp_compat skipped it: its gradients overflowed, and a fixed loss scale of "
     "TensorFlow's class applies them."
   )
+
+
+def _reason_of_skip(found: Difference) -> str:
+  """Returns what the report says if only the first run, which scales the loss, skipped
+  a step.
+  """
+  applied = _applied_too(found)
+  if applied:
+    return (
+      "The first run skipped a step, but applied another one that trains {}, since the "
+      "values were compared last. Without --every, each step is compared.".format(
+        applied[0]
+      )
+    )
+  reason = (
+    "The first run skipped it: its gradients overflowed, or update() of the program's "
+    "LossScale returned False."
+  )
+  if not found.has_trained:
+    return reason + " Before it, no step was applied, so no training was compared."
+  return reason + " Before it, the bits are the same; after it, nothing was compared."
 
 
 def _reason_of_state(result: Notes, theirs: Arrays) -> Optional[str]:

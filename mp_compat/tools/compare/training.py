@@ -114,6 +114,8 @@ class Session:
 
   Attributes:
     skipped: How many decisions were to skip a step, since the last record.
+    applied: The variables that steps with loss scaling trained which were applied, or
+      may have been, since the last record.
     assigned: The trained variables that runs changed which are no steps, since the last
       record; after the first step, also those that restored them.
   """
@@ -131,6 +133,7 @@ class Session:
     self._trained: Tuple[Set[str], Set[str]] = (set(), set())
     self._others: Set[str] = set()  # that anything else may have changed
     self.skipped = 0
+    self.applied: Set[str] = set()
     self.assigned: Set[str] = set()
 
   def starts(self, change: Change) -> bool:
@@ -168,6 +171,8 @@ class Session:
     """Adds a train step; returns the kind of the record to make, None for none."""
     for execution in executions:
       trained = self._trained[execution.is_scaled]  # the second if it is
+      if execution.is_scaled and execution.applied is not False:
+        self.applied |= execution.variables
       if execution.applied:
         trained.update(execution.variables)
       elif execution.applied is None:
@@ -192,7 +197,7 @@ class Session:
     """
     without, scaled = [not each.isdisjoint(changed) for each in self._trained]
     self._trained, self._others = (set(), set()), set()
-    self.skipped, self.assigned = 0, set()
+    self.skipped, self.applied, self.assigned = 0, set(), set()
     return without, scaled
 
 

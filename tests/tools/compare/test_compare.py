@@ -136,18 +136,18 @@ W = "  w: 2 of 2 values differ, by up to "
       "--without program.py own",
       ["without loss scaling  the same bits", "6 train steps, 0 skipped"],
     ),
-    (0, "--without program.py overflow", ["Before it, the bits are the same."]),
+    (0, "--without program.py overflow", ["Before it, the bits are the same;"]),
     (0, "--runs original,without,again program.py migrated", ["the same bits"]),
-    (0, "--runs original,without,again asks.py", ["Before it, the bits are the same."]),
+    (0, "--runs original,without,again asks.py", ["Before it, the bits are the same;"]),
     (
       0,
       "--runs original,without,again asks.py unchecked",
-      ["Before it, the bits are the same."],
+      ["Before it, the bits are the same;"],
     ),
     (
       0,
       "--runs original,without,again asks.py shares",
-      ["Before it, the bits are the same."],
+      ["Before it, the bits are the same;"],
     ),
     (0, "program.py checkpoint env", ["6 steps"]),
     (0, "--restore folder program.py checkpoint", ["6 steps"]),
@@ -211,6 +211,13 @@ W = "  w: 2 of 2 values differ, by up to "
     ),
     (1, "program.py zero", ["zero: differs"]),
     (1, "--every 4 several.py clip", ["step 10 is the first that differs"]),
+    # Not only because the first run skips a step.
+    (1, "--without underflows.py", ["applied another one that trains v, since the"]),
+    (
+      1,
+      "--without --every 3 program.py overflow",
+      ["step 6 is the first", "but applied another one that trains w, since the"],
+    ),
     (
       1,
       "--runs original,mp_compat program.py fixed overflow",

@@ -42,6 +42,8 @@ def difference(theirs="w", ours="w", step=2, **changed):
     names=[[theirs], [ours]],
     assigned=[],
     skipped=[0, 0],
+    applied=[],
+    has_trained=True,
     global_step=[None, None],
   )
   return {**known, **changed}
@@ -181,6 +183,25 @@ def test_other_differences_are_reported(changed):
   assert status == 1 and "is the first that differs" in text
 
 
+@pytest.mark.parametrize(
+  "changed, status, words",
+  [
+    (dict(), 0, "Before it, the bits are the same; after it, nothing was compared."),
+    (dict(applied=["v"]), 0, "Before it, the bits are the same"),
+    # Something else explains the difference, or may do so.
+    (dict(applied=["v", "w"]), 1, "but applied another one that trains w, since"),
+    (dict(has_trained=False), 1, "no step was applied, so no training was compared."),
+    (dict(skipped=[1, 1]), 1, "The reason is not known."),
+    (dict(kinds=["start", "start"]), 1, "restores or loads other values"),
+  ],
+)
+def test_steps_that_loss_scaling_skips_explain_difference(changed, status, words):
+  found = difference(**{"skipped": [1, 0], **changed})
+  results = {"original": ORIGINAL, "without": notes(difference=found), "again": notes()}
+  got, lines = report.conclude(results, lambda run, index: {})
+  assert got == status and words in "\n".join(lines)
+
+
 def test_large_scales_have_documented_reason():
   names = [["loss_scale"], ["current_loss_scale"]]
   for scale, words in [
@@ -213,6 +234,7 @@ def line(kind="step", digests=(1,), assigned=()):
     "digests": list(digests),
     "assigned": list(assigned),
     "skipped": 0,
+    "applied": [],
     "global_step": None,
   }
 
@@ -227,5 +249,5 @@ def test_records_differ_by_kind_and_values():
     (line("assignment", assigned=["w"]), True),
   ]:
     record = recording.Record(variables, other)
-    found = recording.difference(reference, record, 3, 2, True)
+    found = recording.difference(reference, record, 3, 2, True, True)
     assert (found and found.is_unseen_training) is is_unseen

@@ -98,6 +98,24 @@ def test_applied_steps_train(change, executions, changed, expected):
   assert session.end_record(changed) == (False, False)  # They are in one record.
 
 
+@pytest.mark.parametrize(
+  "executions, expected",
+  [
+    ([scaled()], W),
+    ([scaled(None)], W),
+    ([scaled(False)], set()),
+    ([PLAIN], set()),
+    ([scaled(False), scaled(True, V)], V),
+  ],
+)
+def test_variables_of_applied_steps_are_known(executions, expected):
+  session = training.Session(1)
+  session.add(TRAINS, executions, W)
+  assert session.applied == expected
+  session.end_record(W)
+  assert session.applied == set()
+
+
 def test_assignments_before_step_hide_unknown_decisions():
   session = training.Session(1)
   session.add(CLIPS, [], frozenset())
