@@ -596,7 +596,7 @@ MUTANTS = [
   ),
   ("tools/compare/report", "> arguments.LARGEST_SCALE", "> 0"),
   ("tools/compare/report", " and not _applied_too(found)", ""),
-  ("tools/compare/report", " and found.has_trained", ""),
+  ("tools/compare/report", "found.has_trained and ", ""),
   ("tools/compare/step_building", "step.decisions.update(around.decisions)", "pass"),
   (
     "tools/compare/step_building",

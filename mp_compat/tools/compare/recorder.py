@@ -191,6 +191,7 @@ class Recorder:
       What the program's run returns.
     """
     with self._lock:
+      servers.place(sess)
       graph = self._graph(sess.graph)
       effects = self._effects(sess.graph, graph, elements, fed)
       is_forked = os.getpid() != self._pid

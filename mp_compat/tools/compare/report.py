@@ -262,8 +262,8 @@ def conclude(results: Dict[str, Notes], values_of: Values) -> Tuple[int, List[st
   """Returns the exit code and the sentences at the end of the report.
 
   The code is UNKNOWN if a repetition of the first run differs from it. It is DIFFERENT
-  if another run does, except where that is without loss scaling and differs because
-  only the first run skipped a step.
+  if another run does. If that is without loss scaling, and only the first run skipped a
+  step, it is SAME or, if the skip may not explain all, UNKNOWN.
 
   Args:
     results: what is known of each run, by name, the first run first.
@@ -274,47 +274,50 @@ def conclude(results: Dict[str, Notes], values_of: Values) -> Tuple[int, List[st
     if repeated and (repeated["difference"] or repeated["ends"]):
       found = recording.difference_in(repeated)
       return UNKNOWN, [_describe_other_self(found, repeated["ends"])]
-  status = SAME
+  statuses = []
   lines: List[str] = []
   for run, result in results.items():
-    is_same, description = _compare_with_first(run, result, values_of)
-    if not is_same:
-      status = DIFFERENT
+    status, description = _compare_with_first(run, result, values_of)
+    statuses.append(status)
     lines += description
     for warning in result.get("warnings", []):
       lines.append("{}: a warning of mp_compat: {}".format(RUNS[run], warning))
-  if status == DIFFERENT and AGAIN not in results:
+  if DIFFERENT in statuses and AGAIN not in results:
     lines.append(
       "Whether the program differs from itself is not known: this needs the run "
       "{!r}.".format(AGAIN)
     )
   lines += _describe_others(results)
-  conclusion = "The program trains the same, in the steps that were compared."
-  if status == DIFFERENT:
-    conclusion = "The program trains differently."
-  return status, [conclusion, *lines]
+  if DIFFERENT in statuses:
+    return DIFFERENT, ["The program trains differently.", *lines]
+  if UNKNOWN in statuses:
+    unknown = "Whether the program trains the same without loss scaling is not known."
+    return UNKNOWN, [unknown, *lines]
+  return SAME, ["The program trains the same, in the steps that were compared.", *lines]
 
 
 def _compare_with_first(
   run: str, result: Notes, values_of: Values
-) -> Tuple[bool, List[str]]:
-  """Returns whether a run trains as the first one, until a step that only that one
-  skipped, and sentences on how they differ.
+) -> Tuple[int, List[str]]:
+  """Returns whether a run trains as the first one, as an exit code, and sentences on
+  how they differ.
   """
-  is_same = True
+  status = SAME
   lines: List[str] = []
   if result["difference"]:
     found = Difference(**result["difference"])
-    skipped_only_first = _skipped_only_first(run, found)
-    is_same = skipped_only_first and not _applied_too(found) and found.has_trained
+    status = DIFFERENT
+    if _skipped_only_first(run, found):
+      is_explained = found.has_trained and not _applied_too(found)
+      status = SAME if is_explained else UNKNOWN
     lines = _describe_difference(run, result, values_of)
   if result["ends"]:
-    is_same = False
+    status = DIFFERENT
     theirs, ours = result["ends"]
     ending = "{}: it ended after {} train steps, the first run after {}."
     lines.append(ending.format(RUNS[run], ours, theirs))
     lines.append("  {} {}".format(_UNKNOWN_REASON, _describe_ends(result["ends"])))
-  return is_same, lines
+  return status, lines
 
 
 def _describe_others(results: Dict[str, Notes]) -> List[str]:
@@ -352,11 +355,16 @@ def _skipped_only_first(run: str, found: Difference) -> bool:
 
 
 def _applied_too(found: Difference) -> List[str]:
-  """Returns those of the variables that differ which the first run trained in the same
-  record: a step that it skipped does not explain them.
+  """Returns the variables that differ, or whose slots do, and that the first run
+  trained since the record before: a step that it skipped may not explain them.
   """
   theirs, _ = found.names
-  return [name for name in theirs if name in found.applied]
+  scopes = ["/{}/".format(name) for name in theirs]
+  applied = []
+  for name in found.applied:  # slots are called "w/Momentum", "Adam/w/m"
+    if any("/{}/".format(name) in scope for scope in scopes):
+      applied.append(name)
+  return applied
 
 
 def _describe_ends(ends: List[int]) -> str:
@@ -440,16 +448,19 @@ def _reason_of_skip(found: Difference) -> str:
   if applied:
     return (
       "The first run skipped a step, but applied another one that trains {}, since the "
-      "values were compared last. Without --every, each step is compared.".format(
-        applied[0]
-      )
+      "values were compared last. Which of the two explains the difference is not "
+      "known: a run of a session is compared as a whole, with --every several of "
+      "them.".format(applied[0])
     )
   reason = (
     "The first run skipped it: its gradients overflowed, or update() of the program's "
     "LossScale returned False."
   )
   if not found.has_trained:
-    return reason + " Before it, no step was applied, so no training was compared."
+    return reason + (
+      " Before it, no applied step changed a variable, so no training was compared. "
+      "Let the loss scale begin lower."
+    )
   return reason + " Before it, the bits are the same; after it, nothing was compared."
 
 

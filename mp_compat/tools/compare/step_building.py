@@ -225,8 +225,9 @@ def _mark(step: BuiltStep, grads: List[Any]) -> Optional[tf.Operation]:
     step.told.append(applied)
 
   # The function is of this process, and other devices may have no kernel for it.
-  with tf.device(servers.cpu_of_process()), tf.name_scope("step_runs"):
+  with tf.device("/device:CPU:0"), tf.name_scope("step_runs"):
     mark = tf.py_func(tell, _first_number(grads) + decisions, [], name="tell")
+  servers.local_ops(mark.graph).append(mark)
   step.ops.add(mark)
   step.is_marked = True
   return mark

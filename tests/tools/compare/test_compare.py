@@ -211,13 +211,6 @@ W = "  w: 2 of 2 values differ, by up to "
     ),
     (1, "program.py zero", ["zero: differs"]),
     (1, "--every 4 several.py clip", ["step 10 is the first that differs"]),
-    # Not only because the first run skips a step.
-    (1, "--without underflows.py", ["applied another one that trains v, since the"]),
-    (
-      1,
-      "--without --every 3 program.py overflow",
-      ["step 6 is the first", "but applied another one that trains w, since the"],
-    ),
     (
       1,
       "--runs original,mp_compat program.py fixed overflow",
@@ -254,6 +247,12 @@ W = "  w: 2 of 2 values differ, by up to "
       ["this needs the run 'again'", "w: differs"],
     ),
     # Nothing follows.
+    (2, "--without underflows.py", ["applied another one that trains v, since the"]),
+    (
+      2,
+      "--without --every 3 program.py overflow",
+      ["step 6 is the first", "but applied another one that trains w, since the"],
+    ),
     (
       2,
       "program.py entropy",

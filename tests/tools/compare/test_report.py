@@ -189,8 +189,23 @@ def test_other_differences_are_reported(changed):
     (dict(), 0, "Before it, the bits are the same; after it, nothing was compared."),
     (dict(applied=["v"]), 0, "Before it, the bits are the same"),
     # Something else explains the difference, or may do so.
-    (dict(applied=["v", "w"]), 1, "but applied another one that trains w, since"),
-    (dict(has_trained=False), 1, "no step was applied, so no training was compared."),
+    (dict(applied=["v", "w"]), 2, "but applied another one that trains w, since"),
+    (
+      dict(names=[["w/Adam"], ["w/Adam"]], applied=["w"]),
+      2,
+      "but applied another one that trains w, since",
+    ),
+    (
+      dict(names=[["Adam/a/w/m"], ["Adam/a/w/m"]], applied=["w", "a/w"]),
+      2,
+      "Whether the program trains the same without loss scaling is not known.",
+    ),
+    (dict(names=[["w1"], ["w1"]], applied=["w"]), 0, "Before it, the bits are"),
+    (
+      dict(has_trained=False),
+      2,
+      "so no training was compared. Let the loss scale begin",
+    ),
     (dict(skipped=[1, 1]), 1, "The reason is not known."),
     (dict(kinds=["start", "start"]), 1, "restores or loads other values"),
   ],
