@@ -66,7 +66,8 @@ TESTS = {
   "core/distribute": "core/distribute programs/strategies training/optimizer training/bad_input",
   "core/loss_scale": (
     "core/loss_scale training/bad_input training/finite_reducer "
-    "training/gradient_accumulation training/optimizer contrib/mixed_precision"
+    "training/gradient_accumulation training/optimizer contrib/mixed_precision "
+    "equivalence/fuzzing"
   ),
   "core/conditional_apply": (
     "training/inner_optimizers training/skipped_ops training/optimizer "
@@ -316,6 +317,7 @@ MUTANTS = [
   ),
   ("core/loss_scale", "__func__ is FiniteLossScale.update", "__func__ is None"),
   ("core/loss_scale", " + lineage.trace(converted).hidden_values", ""),
+  ("core/loss_scale", "if graph._get_control_flow_context() is not None:", "if False:"),
   (
     "core/loss_scale",
     "trainable=False, use_resource=True",
@@ -559,6 +561,7 @@ MUTANTS = [
   ("training/optimizer", "if state.has_unscaled:", "if False:"),
   ("training/optimizer", "elif is_behind_scale is not None:", "else:"),
   ("training/optimizer", "& _ops_behind(self._scale())", ""),
+  ("training/optimizer", "shared |= constants_in_control_flow(graph)", "pass"),
   ("training/optimizer", "scale = tf.identity(scale)", "pass"),
   ("training/step", "any(each.use_locking for", "all(each.use_locking for"),
   (

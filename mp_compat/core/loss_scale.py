@@ -263,16 +263,28 @@ def is_updated_by_check(loss_scale: AnyLossScale) -> bool:
 def constant(value: float) -> tf.Tensor:
   """Returns a float32 scalar; in a graph always the same tensor, which waits for
   nothing.
+
+  In branches and loops of control flow v1, it is another one in each call: only what is
+  made in them is a constant to graph optimizers, which draw it together with those of
+  the model, as they do with TensorFlow's class.
   """
   graph = graphs.default_graph()
   if graph is None:
     return tf.constant(value, tf.float32)
+  if graph._get_control_flow_context() is not None:
+    tensor = tf.constant(value, tf.float32)
+    constants_in_control_flow(graph).add(tensor.op)
+    return tensor
   made = records.record_in(graph, "constants")
   if value not in made:
-    # outside of branches and loops
     with tf.control_dependencies(None), tf.device(None):
       made[value] = tf.constant(value, tf.float32)
   return made[value]
+
+
+def constants_in_control_flow(graph: tf.Graph) -> Set[tf.Operation]:
+  """Returns the set of the constants that `constant` made in branches and loops."""
+  return records.record_in(graph, "constants_in_control_flow", set)
 
 
 class FixedLossScale(LossScale):

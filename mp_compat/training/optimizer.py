@@ -18,6 +18,7 @@ from mp_compat.core import lineage
 from mp_compat.core import variable_scope
 from mp_compat.core.loss_scale import DynamicLossScale
 from mp_compat.core.loss_scale import LossScale
+from mp_compat.core.loss_scale import constants_in_control_flow
 from mp_compat.core.loss_scale import get_loss_scale
 from mp_compat.core.loss_scale import is_updated_by_check
 from mp_compat.graph import contexts
@@ -476,7 +477,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     they derive from the loss scale other than by `scale_loss`.
 
         shared = the ops behind each read of the loss scale, as behind two new ones: the
-          variable's handle, or the constant of a fixed scale
+          variable's handle, or the constant of a fixed scale; in control flow, all
+          constants of fixed scales
         search back from the gradients, no further than the reads of `scale_loss`
         return whether an op of `shared` was found
 
@@ -488,6 +490,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       return False
     with tf.name_scope("is_behind_scale"):
       shared = _ops_behind(self._scale()) & _ops_behind(self._scale())
+    for graph in graphs.enclosing_graphs():
+      shared |= constants_in_control_flow(graph)
     if not shared:
       return None
     scales: List[tf.Tensor] = []

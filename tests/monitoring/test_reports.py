@@ -315,6 +315,20 @@ def test_gradients_scaled_by_the_program_do_not_warn(warnings, make_scale):
   assert not warnings
 
 
+def test_gradients_scaled_in_a_branch_do_not_warn(warnings):
+  variable = tf.get_variable("v", [3])
+  opt = Optimizer(sgd(), 4.0)
+
+  def compute():
+    loss = tf.reduce_sum(variable * variable) * opt.loss_scale()
+    return tf.gradients(loss, variable)[0] / opt.loss_scale()
+
+  with testing.control_flow(1):
+    grad = tf.cond(tf.placeholder(tf.bool, []), compute, lambda: tf.zeros([3]))
+  opt.apply_gradients([(grad, variable)])
+  assert not warnings
+
+
 @pytest.mark.parametrize("is_native", [False, True], ids=["ours", "native"])
 def test_gradients_of_scaled_loss_warn(warnings, is_native):
   variables, _, loss = linear()
