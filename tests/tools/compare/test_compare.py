@@ -251,7 +251,7 @@ W = "  w: 2 of 2 values differ, by up to "
     (
       2,
       "--without --every 3 program.py overflow",
-      ["step 6 is the first", "but applied another one that trains w, since the"],
+      ["step 6 is the first", "but applied another one that trains v, since the"],
     ),
     (
       2,
