@@ -120,6 +120,7 @@ W = "  w: 2 of 2 values differ, by up to "
     (0, "strategy.py server", ["6 train steps, 1 skipped"]),
     (0, "strategy.py process", ["6 train steps, 1 skipped"]),
     (0, "strategy.py process unplaced", ["6 train steps, 1 skipped"]),
+    (0, "strategy.py beside", ["6 train steps, 1 skipped"]),
     (0, "program.py megabytes", ["6 steps"]),
     (0, "program.py generator", ["6 steps"]),
     (0, "dqn.py", ["8 train steps, 0 skipped"]),

@@ -52,6 +52,9 @@ elif "process" in sys.argv:
   target, placement = server.target, place(server, "/job:ps", "/job:worker/task:0")
   if "unplaced" in sys.argv:  # The server of this process is only the session's.
     placement = tf.device("/job:ps")
+elif "beside" in sys.argv:  # a server that the session does not use
+  server = tf.train.Server.create_local_server()
+  target, placement = "", tf.device(None)
 else:
   config, target = tf.ConfigProto(device_count={"CPU": 2}), ""
   strategy, placement = (
