@@ -34,7 +34,7 @@ TESTS = {
   "graph/effects": "training/skipped_ops training/gate",
   "graph/dead_tensors": "graph/dead_tensors monitoring/gradient_ranges programs/unusual",
   "_tensorflow/event_files": "monitoring/ranges_hook",
-  "graph/graphs": "programs/built_in_steps programs/unusual",
+  "graph/graphs": "graph/control_flow programs/built_in_steps programs/unusual",
   "graph/op_names": "programs/built_in_steps programs/unusual",
   "graph/runs": "monitoring/ranges_hook",
   "core/arguments": "core/update_rule core/automaton",
@@ -172,6 +172,12 @@ MUTANTS = [
     "graph/dead_tensors",
     "tf.control_dependencies([decided])",
     "tf.control_dependencies([])",
+  ),
+  ("graph/graphs", "graph is None and init_scopes.is_eager_by_mistake()", "False"),
+  (
+    "graph/graphs",
+    "if graph is not None and tf.executing_eagerly():",
+    "if False:",
   ),
   (
     "graph/graphs",
@@ -317,7 +323,16 @@ MUTANTS = [
   ),
   ("core/loss_scale", "__func__ is FiniteLossScale.update", "__func__ is None"),
   ("core/loss_scale", " + lineage.trace(converted).hidden_values", ""),
-  ("core/loss_scale", "if graph._get_control_flow_context() is not None:", "if False:"),
+  (
+    "core/loss_scale",
+    "if graph is None or graph._get_control_flow_context() is None:",
+    "if True:",
+  ),
+  (
+    "core/loss_scale",
+    "if not isinstance(scale, FixedLossScale):",
+    "if False:",
+  ),
   (
     "core/loss_scale",
     "trainable=False, use_resource=True",
@@ -325,8 +340,8 @@ MUTANTS = [
   ),
   (
     "core/loss_scale",
-    "with tf.init_scope(), tf.name_scope(None):",
-    "with tf.init_scope():",
+    "with graphs.init_scope(), tf.name_scope(None):",
+    "with graphs.init_scope():",
   ),
   ("core/loss_scale", "if value != default", "if True"),
   (
@@ -561,7 +576,8 @@ MUTANTS = [
   ("training/optimizer", "if state.has_unscaled:", "if False:"),
   ("training/optimizer", "elif is_behind_scale is not None:", "else:"),
   ("training/optimizer", "& _ops_behind(self._scale())", ""),
-  ("training/optimizer", "shared |= constants_in_control_flow(graph)", "pass"),
+  ("training/optimizer", "shared |= constants", "pass"),
+  ("training/optimizer", "any(op.graph not in enclosing for op in constants)", "False"),
   ("training/optimizer", "scale = tf.identity(scale)", "pass"),
   ("training/step", "any(each.use_locking for", "all(each.use_locking for"),
   (

@@ -7,7 +7,7 @@ None.
 
 import functools
 import itertools
-from typing import Callable, Iterable, List, Optional, Tuple, Union
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import native
@@ -72,10 +72,23 @@ def is_scaled(loss: Loss) -> bool:
   if graphs.graph_of(loss) is None or loss.op.type != "Mul":
     return False
   for source in contexts.search_back(loss.op.inputs, _read_by):
-    is_variable = source.op.type in ("VarHandleOp", "VariableV2")
-    if is_variable and naming_schemes.is_state_name(source.op.name):
+    is_candidate = naming_schemes.is_state_name(source.op.name)
+    if is_candidate and source.op.name in _state_in(source.graph):
       return True
   return False
+
+
+def _state_in(graph: tf.Graph) -> Dict[str, str]:
+  """Returns the names of the variables in a graph that are those of loss scales, with
+  their roles; see `naming_schemes.state`.
+  """
+  shapes: Dict[str, Sequence[int]] = {}
+  for op in graph.get_operations():
+    is_variable = op.type in ("VarHandleOp", "VariableV2")
+    if is_variable and naming_schemes.is_state_name(op.name):
+      shape = tf.TensorShape(op.get_attr("shape"))
+      shapes[op.name] = [-1] if shape.ndims is None else shape.as_list()
+  return naming_schemes.state(shapes)
 
 
 def _read_by(tensor: tf.Tensor) -> List[tf.Tensor]:

@@ -139,7 +139,7 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
       declared for declared in self._mp_compat_weights if declared not in variables
     ]
     if missing:
-      with tf.init_scope(), tf.name_scope(None):
+      with graphs.init_scope(), tf.name_scope(None):
         for declared in missing:
           self._make_weight(declared)
     return variables[name]
@@ -262,19 +262,11 @@ def is_updated_by_check(loss_scale: AnyLossScale) -> bool:
 
 def constant(value: float) -> tf.Tensor:
   """Returns a float32 scalar; in a graph always the same tensor, which waits for
-  nothing.
-
-  In branches and loops of control flow v1, it is another one in each call: only what is
-  made in them is a constant to graph optimizers, which draw it together with those of
-  the model, as they do with TensorFlow's class.
+  nothing and is outside of branches and loops.
   """
   graph = graphs.default_graph()
   if graph is None:
     return tf.constant(value, tf.float32)
-  if graph._get_control_flow_context() is not None:
-    tensor = tf.constant(value, tf.float32)
-    constants_in_control_flow(graph).add(tensor.op)
-    return tensor
   made = records.record_in(graph, "constants")
   if value not in made:
     with tf.control_dependencies(None), tf.device(None):
@@ -282,9 +274,41 @@ def constant(value: float) -> tf.Tensor:
   return made[value]
 
 
-def constants_in_control_flow(graph: tf.Graph) -> Set[tf.Operation]:
-  """Returns the set of the constants that `constant` made in branches and loops."""
-  return records.record_in(graph, "constants_in_control_flow", set)
+def _local_constant(value: float) -> tf.Tensor:
+  """Returns `constant(value)`, but in branches and loops of control flow v1 another
+  tensor in each call; records it in `_constants`.
+
+  Only what is made in them is a constant to graph optimizers, which draw it together
+  with those of the model, as they do with TensorFlow's class.
+  """
+  graph = graphs.default_graph()
+  if graph is None or graph._get_control_flow_context() is None:
+    tensor = constant(value)
+  else:
+    tensor = tf.constant(value, tf.float32)
+  if graph is not None:
+    _constants(value).add(tensor.op)
+  return tensor
+
+
+def _constants(value: float) -> Set[tf.Operation]:
+  """Returns the set of the constants of this value that `_local_constant` made: in the
+  graph that a Session runs and its functions; in a function that eager code calls, only
+  those in it.
+  """
+  graph = graphs.init_scope_graph() or tf.get_default_graph()
+  made = records.record_in(graph, "constants_of_scales")
+  return made.setdefault(value, set())
+
+
+def constants_of(scale: AnyLossScale) -> Set[tf.Operation]:
+  """Returns the constants that reads of a fixed scale made in this graph and its
+  functions, those of other scales of the same value included; none for another kind of
+  loss scale.
+  """
+  if not isinstance(scale, FixedLossScale):
+    return set()
+  return set(_constants(scale._loss_scale_value))
 
 
 class FixedLossScale(LossScale):
@@ -306,7 +330,7 @@ class FixedLossScale(LossScale):
 
   def __call__(self) -> tf.Tensor:
     # waits for the current control dependencies
-    return tf.identity(constant(self._loss_scale_value))
+    return tf.identity(_local_constant(self._loss_scale_value))
 
   @autograph.do_not_convert
   def update(self, grads: Any) -> Tuple[Optional[tf.Operation], bool]:

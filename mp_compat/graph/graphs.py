@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which graph ops and variables are created in, and which graph a tensor is in."""
 
-from typing import Dict, List, Optional
+import contextlib
+from typing import Dict, Iterator, List, Optional
 
+from mp_compat._tensorflow import init_scopes
 from mp_compat._tensorflow import tf
 
 
@@ -16,7 +18,20 @@ def init_scope_graph() -> Optional[tf.Graph]:
   if tf.executing_eagerly():
     return None
   with tf.init_scope():
-    return default_graph()
+    graph = default_graph()
+  if graph is None and init_scopes.is_eager_by_mistake():
+    return enclosing_graphs()[-1]
+  return graph
+
+
+@contextlib.contextmanager
+def init_scope() -> Iterator[None]:
+  """Makes a context manager as `tf.init_scope`, which enters `init_scope_graph`."""
+  graph = init_scope_graph()
+  with tf.init_scope(), contextlib.ExitStack() as stack:
+    if graph is not None and tf.executing_eagerly():
+      stack.enter_context(graph.as_default())
+    yield
 
 
 def default_graph() -> Optional[tf.Graph]:

@@ -18,7 +18,7 @@ from mp_compat.core import lineage
 from mp_compat.core import variable_scope
 from mp_compat.core.loss_scale import DynamicLossScale
 from mp_compat.core.loss_scale import LossScale
-from mp_compat.core.loss_scale import constants_in_control_flow
+from mp_compat.core.loss_scale import constants_of
 from mp_compat.core.loss_scale import get_loss_scale
 from mp_compat.core.loss_scale import is_updated_by_check
 from mp_compat.graph import contexts
@@ -465,7 +465,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     elif is_behind_scale is not None:
       records.warn_once(
         self,
-        "%s applies gradients that were never scaled: neither compute_gradients() nor "
+        "%s applies gradients that seem never to have been scaled: they do not derive "
+        "from its loss scale in this graph, and neither compute_gradients() nor "
         "unscale_gradients() of this optimizer was called. In float16, small gradients "
         "may have underflowed. Call compute_gradients() of this optimizer, or "
         "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).",
@@ -477,30 +478,35 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     they derive from the loss scale other than by `scale_loss`.
 
         shared = the ops behind each read of the loss scale, as behind two new ones: the
-          variable's handle, or the constant of a fixed scale; in control flow, all
-          constants of fixed scales
+          variable's handle; or all constants of a fixed scale
         search back from the gradients, no further than the reads of `scale_loss`
         return whether an op of `shared` was found
 
     `pairs` are `(gradient, variable)` pairs with converted gradients. Returns None if
-    that is not known: reads share nothing, as those of TensorFlow's FixedLossScale.
-    Returns False in eager mode.
+    that is not known: reads share nothing, as those of TensorFlow's FixedLossScale, or
+    a constant is in a function that is called, which the search does not enter. Returns
+    False in eager mode.
     """
     if tf.executing_eagerly():
       return False
     with tf.name_scope("is_behind_scale"):
       shared = _ops_behind(self._scale()) & _ops_behind(self._scale())
-    for graph in graphs.enclosing_graphs():
-      shared |= constants_in_control_flow(graph)
+    constants = constants_of(self._loss_scale)
+    shared |= constants
     if not shared:
       return None
     scales: List[tf.Tensor] = []
-    for graph in graphs.enclosing_graphs():
+    enclosing = graphs.enclosing_graphs()
+    for graph in enclosing:
       scales += self._state_in(graph).scales
     own = contexts.keys_of(scales)
     values = gradients.values_of([grad for grad, _ in pairs])
     found = contexts.search_back_by_key(values, contexts.tensor_inputs, own)
-    return any(tensor.op in shared for tensor in found.values())
+    if any(tensor.op in shared for tensor in found.values()):
+      return True
+    if any(op.graph not in enclosing for op in constants):
+      return None
+    return False
 
   def get_name(self) -> str:
     """Returns the inner optimizer's name."""

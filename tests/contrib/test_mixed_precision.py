@@ -81,6 +81,34 @@ def test_all_optimizers_train_as_contrib(optimizer, manager, use_resource):
   )
 
 
+@needs_contrib
+def test_gradients_of_branches_train_as_contrib():
+  """Graph optimizers fold the constants of the model, but not the scale outside."""
+
+  def run(api):
+    with tf.Graph().as_default():
+      w = tf.get_variable("w", initializer=0.3)
+      x, flag = tf.placeholder(tf.float32, [3]), tf.placeholder(tf.bool, [])
+      inner = tf.train.GradientDescentOptimizer(0.1)
+      opt = api.LossScaleOptimizer(inner, api.FixedLossScaleManager(1024.0))
+
+      def gradient(factor):
+        loss = (w * x[0] * 0.7 * x[1] * 1.9 * 0.9 + w * 0.37) * 1.3 * factor
+        return opt.compute_gradients(loss, [w])[0][0]
+
+      grad = tf.cond(flag, lambda: gradient(0.9), lambda: gradient(0.7))
+      train_op = opt.apply_gradients([(grad, w)])
+      values = []
+      with testing.initialized_session() as sess:
+        for step in range(8):
+          feed = np.random.RandomState(step).normal(size=3)
+          sess.run(train_op, {x: feed, flag: step % 3 > 0})
+          values.append({"w": sess.run(w)})
+      return values
+
+  testing.assert_same(run(mixed_precision), run(native))
+
+
 @pytest.mark.parametrize(
   "arguments, steps, expected",
   [
@@ -262,6 +290,8 @@ def test_fixed_manager_returns_one_tensor():
   scale = manager.get_loss_scale()
   tf.get_default_graph().finalize()
   assert manager.get_loss_scale() is scale
+  if not tf.control_flow_v2_enabled():  # otherwise, a branch is a function
+    assert in_branch == [scale]
   with testing.session() as sess:
     assert sess.run(scale) == 8.0 and scale.dtype == tf.float32
   with tf.Graph().as_default():

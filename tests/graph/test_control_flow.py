@@ -45,6 +45,51 @@ def test_disabling_eager_execution_fails_tensorflow_class():
   )
 
 
+# TensorFlow's context exists before eager execution is disabled, and functions are built
+# in the default graph.
+FUNCTIONS = """
+import numpy as np, tensorflow
+tensorflow.config.experimental.list_physical_devices("CPU")
+tf = tensorflow.compat.v1
+tf.disable_eager_execution()
+from {} import DynamicLossScale, MixedPrecisionLossScaleOptimizer
+w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
+x = tf.placeholder(tf.float32, [2])
+always = tf.placeholder_with_default(True, [])
+scale = DynamicLossScale(1024., increment_period=2)
+opt = MixedPrecisionLossScaleOptimizer(tf.train.GradientDescentOptimizer(.5), scale)
+loss = lambda: tf.reduce_sum((w + 1.0) * (w + 1.0) * x)
+def step():
+  with tf.control_dependencies([opt.minimize(loss(), var_list=[w])]):
+    return tf.constant(1.0)
+def gradient():
+  return opt.compute_gradients(loss(), [w])[0][0]
+def apply(grad):
+  return opt.apply_gradients([(grad, w)])
+steps = [
+  tf.cond(always, step, lambda: 0.0),
+  tf.function(step)(),
+  apply(tf.cond(always, gradient, lambda: tf.zeros([2]))),
+  apply(tf.while_loop(lambda i, _: i < 2, lambda i, g: (i + 1, g + gradient()), (0, tf.zeros([2])))[1]),
+  tf.cond(always, scale, lambda: 0.0),
+]
+with tf.Session() as sess:
+  sess.run(tf.global_variables_initializer())
+  for op in steps:
+    for value in [[0.25, 0.5], [0.25, np.inf], [0.125, 0.25]]:
+      fetched = sess.run(op, {{x: value}})
+    print(sess.run(w), sess.run(scale()), fetched)
+"""
+
+
+def test_functions_of_the_default_graph_use_its_loss_scale():
+  ours, theirs = [
+    testing.run_python("-W", "ignore", "-c", FUNCTIONS.format(module)).stdout
+    for module in ("mp_compat", "tensorflow.compat.v1.train.experimental")
+  ]
+  assert ours == theirs
+
+
 def conditionals(graph):
   return [op for op in graph.get_operations() if op.type in ("If", "StatelessIf")]
 

@@ -276,7 +276,7 @@ def test_unscaled_gradients_warn_once_per_graph(warnings):
         opt.apply_gradients(zip(tf.gradients(loss, variables), variables))
     assert len(warnings) == count + 1
   assert (
-    "never scaled" in warnings[0]
+    "never to have been scaled" in warnings[0]
     and "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss)" in warnings[0]
   )
 
@@ -315,18 +315,70 @@ def test_gradients_scaled_by_the_program_do_not_warn(warnings, make_scale):
   assert not warnings
 
 
-def test_gradients_scaled_in_a_branch_do_not_warn(warnings):
-  variable = tf.get_variable("v", [3])
-  opt = Optimizer(sgd(), 4.0)
+def in_branch(make):
+  """Returns the tensor that `make` returns, made in a branch."""
+  return tf.cond(tf.placeholder(tf.bool, []), make, lambda: tf.zeros([3]))
 
-  def compute():
-    loss = tf.reduce_sum(variable * variable) * opt.loss_scale()
-    return tf.gradients(loss, variable)[0] / opt.loss_scale()
 
-  with testing.control_flow(1):
-    grad = tf.cond(tf.placeholder(tf.bool, []), compute, lambda: tf.zeros([3]))
-  opt.apply_gradients([(grad, variable)])
+def in_loop(make):
+  """Returns the sum of two tensors that `make` returns, made in a loop."""
+  return tf.while_loop(
+    lambda i, _: i < 2, lambda i, total: (i + 1, total + make()), (0, tf.zeros([3]))
+  )[1]
+
+
+def in_function(make):
+  """Returns the tensor that `make` returns, made in a function."""
+  return tf.function(make)()
+
+
+def square(variable):
+  return tf.reduce_sum(variable * variable)
+
+
+def scaled_by_the_program(opt, variable):
+  loss = square(variable) * opt.loss_scale()
+  return tf.gradients(loss, variable)[0] / opt.loss_scale()
+
+
+def apply(opt, grad, variable):
+  """Applies a gradient; returns zeros [3]."""
+  with tf.control_dependencies([opt.apply_gradients([(grad, variable)])]):
+    return tf.zeros([3])
+
+
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize("loss_scale", [4.0, "dynamic"])
+@pytest.mark.parametrize("place", [in_branch, in_loop, in_function])
+def test_gradients_scaled_in_control_flow_do_not_warn(place, loss_scale, warnings):
+  variable = tf.get_variable("v", [3], use_resource=True)
+  opt = Optimizer(sgd(), loss_scale)
+  apply(opt, place(lambda: scaled_by_the_program(opt, variable)), variable)
   assert not warnings
+
+
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize("loss_scale", [4.0, "dynamic"])
+@pytest.mark.parametrize("place", [in_branch, in_loop])
+def test_gradients_that_are_applied_in_control_flow_do_not_warn(
+  place, loss_scale, warnings
+):
+  variable = tf.get_variable("v", [3], use_resource=True)
+  opt = Optimizer(sgd(), loss_scale)
+  grad = scaled_by_the_program(opt, variable)
+  place(lambda: apply(opt, grad, variable))
+  assert not warnings
+
+
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize("loss_scale", [4.0, "dynamic"])
+def test_scale_of_another_optimizer_does_not_hide_a_warning(loss_scale, warnings):
+  variable, other = [tf.get_variable(name, [3], use_resource=True) for name in "vu"]
+  grad = in_branch(lambda: Optimizer(sgd(), 8.0).compute_gradients(square(other))[1][0])
+  opt = Optimizer(sgd(), loss_scale)
+  opt.apply_gradients([(tf.gradients(square(variable - grad), variable)[0], variable)])
+  (warning,) = warnings
+  assert "seem never to have been scaled" in warning
 
 
 @pytest.mark.parametrize("is_native", [False, True], ids=["ours", "native"])
@@ -347,7 +399,7 @@ def test_optimizers_of_replicas_warn_once(warnings):
     return opt.apply_gradients([(tf.placeholder_with_default(1.0, []), variable)])
 
   testing.call_on_replicas(step)
-  assert len(warnings) == 1 and "never scaled" in warnings[0]
+  assert len(warnings) == 1 and "never to have been scaled" in warnings[0]
 
 
 def test_scaling_by_hand_avoids_warning(warnings):

@@ -198,10 +198,14 @@ def scaled_by_contrib(training, opt):
   contrib.LossScaleOptimizer(opt, manager).compute_gradients(training.loss)
 
 
-def scaled_by_variable(training, opt):
-  opt.minimize(
-    training.loss * tf.get_variable("weight", [], initializer=tf.ones_initializer())
-  )
+def scaled_by_variable(name):
+  """Returns a function that multiplies the loss by a variable of the program."""
+
+  def train(training, opt):
+    weight = tf.get_variable(name, [], initializer=tf.ones_initializer())
+    opt.minimize(training.loss * weight)
+
+  return train
 
 
 @pytest.mark.parametrize(
@@ -217,7 +221,8 @@ def scaled_by_variable(training, opt):
     (scaled_in_branch(1), True),
     (scaled_in_branch(2), True),
     pytest.param(scaled_by_contrib, True, marks=only_in_1_15),
-    (scaled_by_variable, False),
+    (scaled_by_variable("weight"), False),
+    (scaled_by_variable("loss_scale"), False),
     (lambda training, opt: opt.minimize(training.loss, training.global_step), False),
   ],
 )

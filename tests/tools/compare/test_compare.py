@@ -106,7 +106,7 @@ W = "  w: 2 of 2 values differ, by up to "
       0,
       "program.py unscaled",
       [
-        "with mp_compat: a warning of mp_compat: Adam applies gradients that were never scaled"
+        "with mp_compat: a warning of mp_compat: Adam applies gradients that seem never to have been scaled"
       ],
     ),
     (
