@@ -616,6 +616,8 @@ MUTANTS = [
   ("tools/compare/report", "> arguments.LARGEST_SCALE", "> 0"),
   ("tools/compare/report", " and not _applied_too(found)", ""),
   ("tools/compare/report", "found.has_trained and ", ""),
+  ("tools/compare/report", "elif _may_start_after_skip(run, found):", "elif False:"),
+  ("tools/compare/report", 'and result["unrecorded"] < first["unrecorded"]', ""),
   ("tools/compare/step_building", "step.decisions.update(around.decisions)", "pass"),
   (
     "tools/compare/step_building",

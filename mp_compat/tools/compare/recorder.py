@@ -137,6 +137,7 @@ class Recorder:
       compared=bool(settings.reference),
       tensorflow=tf.__version__,
       read=0,
+      unrecorded=0,
       variables=0,
       scales={},
       trained=False,
@@ -268,6 +269,8 @@ class Recorder:
       if unreadable:
         self.note(unreadable=unreadable)
       self._totals.add(executions)
+    skipped = training.skipped_decisions(executions)
+    self.note(unrecorded=self.notes["unrecorded"] + skipped)
     self.note(**dataclasses.asdict(self._totals))
     if kind is not None:
       self._record(sess, graph, kind)
@@ -331,7 +334,8 @@ class Recorder:
     known = self._sessions[sess]
     values = self._read(sess, graph)
     changed = _update_digests(known.digests, values)
-    record = _record_of(graph, known, kind, values)
+    self.note(unrecorded=self.notes["unrecorded"] - known.history.skipped)
+    record = self._record_of(graph, known, kind, values)
     self._write(**record.line)
     self._note_scales(graph.variables.state, values)
     self.note(variables=max(self.notes["variables"], len(known.digests)))
@@ -351,6 +355,23 @@ class Recorder:
     is_original = self._settings.run == recording.ORIGINAL
     if is_original and not sys.modules.keys().isdisjoint(_OPTIMIZERS):
       self.note(uses="mp_compat")
+
+  def _record_of(
+    self, graph: _Graph, session: _Session, kind: str, values: Values
+  ) -> recording.Record:
+    """Returns the record of a session whose digests are those of `values`."""
+    line = {
+      "graph": graph.number,
+      "kind": kind,
+      # None for a variable that is not initialized
+      "digests": [session.digests.get(name) for name in graph.tensors],
+      "assigned": sorted(session.history.assigned),
+      "skipped": session.history.skipped,
+      "unrecorded": self.notes["unrecorded"],
+      "applied": sorted(session.history.applied),
+      "global_step": np.asarray(values.get("global_step")).tolist(),
+    }
+    return recording.Record(graph.variables, line)
 
   def _read(self, sess: tf.Session, graph: _Graph) -> Values:
     """Returns the values of the variables that are initialized; does not try those that
@@ -468,23 +489,6 @@ def _update_digests(digests: Dict[str, int], values: Values) -> Set[str]:
       changed.add(name)
     digests[name] = digest
   return changed
-
-
-def _record_of(
-  graph: _Graph, session: _Session, kind: str, values: Values
-) -> recording.Record:
-  """Returns the record of a session whose digests are those of `values`."""
-  line = {
-    "graph": graph.number,
-    "kind": kind,
-    # None for a variable that is not initialized
-    "digests": [session.digests.get(name) for name in graph.tensors],
-    "assigned": sorted(session.history.assigned),
-    "skipped": session.history.skipped,
-    "applied": sorted(session.history.applied),
-    "global_step": np.asarray(values.get("global_step")).tolist(),
-  }
-  return recording.Record(graph.variables, line)
 
 
 def _digest(value: Any) -> int:

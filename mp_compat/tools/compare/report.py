@@ -30,6 +30,10 @@ RUNS = {
 Values = Callable[[str, int], Arrays]
 
 _UNKNOWN_REASON = "The reason is not known."
+_UNRECORDED = (
+  "The first run skipped a step after the values were compared last, which may explain "
+  "this. --every 1 compares them after each step."
+)
 _UNSEEN = {
   "eager": "Eager training was seen, which is not compared.",
   "fork": "Training in a forked process was seen, which is not compared.",
@@ -263,7 +267,7 @@ def conclude(results: Dict[str, Notes], values_of: Values) -> Tuple[int, List[st
 
   The code is UNKNOWN if a repetition of the first run differs from it. It is DIFFERENT
   if another run does. If that is without loss scaling, and only the first run skipped a
-  step, it is SAME or, if the skip may not explain all, UNKNOWN.
+  step, it is SAME or, if the skip may explain it or not, UNKNOWN.
 
   Args:
     results: what is known of each run, by name, the first run first.
@@ -276,8 +280,9 @@ def conclude(results: Dict[str, Notes], values_of: Values) -> Tuple[int, List[st
       return UNKNOWN, [_describe_other_self(found, repeated["ends"])]
   statuses = []
   lines: List[str] = []
+  first = next(iter(results.values()))
   for run, result in results.items():
-    status, description = _compare_with_first(run, result, values_of)
+    status, description = _compare_with_first(run, result, first, values_of)
     statuses.append(status)
     lines += description
     for warning in result.get("warnings", []):
@@ -297,7 +302,7 @@ def conclude(results: Dict[str, Notes], values_of: Values) -> Tuple[int, List[st
 
 
 def _compare_with_first(
-  run: str, result: Notes, values_of: Values
+  run: str, result: Notes, first: Notes, values_of: Values
 ) -> Tuple[int, List[str]]:
   """Returns whether a run trains as the first one, as an exit code, and sentences on
   how they differ.
@@ -310,13 +315,17 @@ def _compare_with_first(
     if _skipped_only_first(run, found):
       is_explained = found.has_trained and not _applied_too(found)
       status = SAME if is_explained else UNKNOWN
+    elif _may_start_after_skip(run, found):
+      status = UNKNOWN
     lines = _describe_difference(run, result, values_of)
   if result["ends"]:
-    status = DIFFERENT
+    status, reason = DIFFERENT, _UNKNOWN_REASON
+    if run == UNSCALED and result["unrecorded"] < first["unrecorded"]:
+      status, reason = UNKNOWN, _UNRECORDED
     theirs, ours = result["ends"]
     ending = "{}: it ended after {} train steps, the first run after {}."
     lines.append(ending.format(RUNS[run], ours, theirs))
-    lines.append("  {} {}".format(_UNKNOWN_REASON, _describe_ends(result["ends"])))
+    lines.append("  {} {}".format(reason, _describe_ends(result["ends"])))
   return status, lines
 
 
@@ -351,6 +360,16 @@ def _skipped_only_first(run: str, found: Difference) -> bool:
   if found.starts or None in found.names[0] + found.names[1]:
     return False
   theirs, ours = found.skipped
+  return run == UNSCALED and ours < theirs
+
+
+def _may_start_after_skip(run: str, found: Difference) -> bool:
+  """Returns whether a session of a run without loss scaling may start from other values
+  because the first run skipped a step in an earlier one.
+  """
+  if not found.starts or None in found.names[0] + found.names[1]:
+    return False
+  theirs, ours = found.unrecorded
   return run == UNSCALED and ours < theirs
 
 
@@ -398,6 +417,7 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
 
       only loss scales differ, and it is known why     that reason
       a variable is missing in one of the runs         the variables are not the same
+      a session starts elsewhere after a skipped step  the skip may explain it
       a session gets other initial or restored values  perhaps it restores a checkpoint
       a run without loss scaling skips fewer steps     why the first run skips them
       this run skips more steps than the first         why the first run applied it
@@ -415,6 +435,8 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
     return of_state
   if None in found.names[0] + found.names[1]:
     return "The runs do not have the same variables."
+  if _may_start_after_skip(run, found):
+    return "A session starts from other values. " + _UNRECORDED
   if found.starts:
     return (
       "A session initializes, restores or loads other values. If it restores a "

@@ -2,13 +2,15 @@
 """Places ops of Python functions in this process, if a session is one of a cluster."""
 
 import functools
-from typing import Dict, List
+import socket
+from typing import Dict, Optional
+import urllib.parse
 
 from mp_compat._tensorflow import tf
 from mp_compat.graph import records
 
-# The CPU of each `tf.train.Server` that this process started, by the server's target.
-_cpus: Dict[str, str] = {}
+# The CPU of each `tf.train.Server` that this process started, by the server's port.
+_cpus: Dict[Optional[int], str] = {}
 
 
 def observe() -> None:
@@ -22,26 +24,56 @@ def observe() -> None:
     construct(self, *args, **kwargs)
     task = self.server_def
     device = "/job:{0.job_name}/task:{0.task_index}/device:CPU:0".format(task)
-    _cpus[self.target] = device
+    _cpus[_parse(self.target).port] = device
 
   tf.train.Server.__init__ = construct_and_note
 
 
-def local_ops(graph: tf.Graph) -> List[tf.Operation]:
-  """Returns the list of the ops of a graph that `place` places."""
-  return records.record_in(graph, "local_ops", list)
+def add_local(op: tf.Operation) -> None:
+  """Notes an op that `place` places."""
+  _local_ops(op.graph)[op] = op.device
+
+
+def _local_ops(graph: tf.Graph) -> Dict[tf.Operation, str]:
+  """Returns the ops of a graph that `place` places, with their own devices."""
+  return records.record_in(graph, "local_ops")
 
 
 def place(sess: tf.Session) -> None:
-  """Places the `local_ops` of a session's graph in this process; called before each
-  run.
+  """Places the local ops of a session's graph in this process; called before each run.
 
   Otherwise, a session of one of this process's servers may run them in another process.
-  The session of a server is known only now. Each op is placed once.
+  The session of a server is known only now, and the graph may have sessions of several.
   """
-  ops = local_ops(sess.graph)
-  device = _cpus.get(tf.compat.as_str(sess.sess_str))
-  if device is not None:
-    for op in ops:
+  cpu = _find_cpu(tf.compat.as_str(sess.sess_str))
+  for op, own_device in _local_ops(sess.graph).items():
+    device = cpu or own_device
+    if op.device != device:  # An op that changes fails in the sessions that ran it.
       op._set_device(device)
-  ops.clear()
+
+
+def _find_cpu(target: str) -> Optional[str]:
+  """Returns the CPU of the server of this process that `target` addresses, by whatever
+  name; None if it is none of them.
+  """
+  address = _parse(target)
+  if address.port not in _cpus or not _is_local(address.hostname or ""):
+    return None
+  return _cpus[address.port]
+
+
+def _parse(target: str) -> urllib.parse.ParseResult:
+  """Returns the parts of a target, such as "grpc://localhost:2222"."""
+  return urllib.parse.urlparse(target)
+
+
+@functools.lru_cache(maxsize=None)
+def _is_local(host: str) -> bool:
+  """Returns whether a host is this one: sockets can be bound to its address."""
+  try:
+    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family) as bound:
+      bound.bind(address)
+  except OSError:
+    return False
+  return True

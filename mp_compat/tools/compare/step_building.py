@@ -227,7 +227,7 @@ def _mark(step: BuiltStep, grads: List[Any]) -> Optional[tf.Operation]:
   # The function is of this process, and other devices may have no kernel for it.
   with tf.device("/device:CPU:0"), tf.name_scope("step_runs"):
     mark = tf.py_func(tell, _first_number(grads) + decisions, [], name="tell")
-  servers.local_ops(mark.graph).append(mark)
+  servers.add_local(mark)
   step.ops.add(mark)
   step.is_marked = True
   return mark

@@ -91,6 +91,7 @@ def test_keras_program_is_same(compare):
 
 THREE = "  4. as it is, once more   the same bits in all three runs"
 W = "  w: 2 of 2 values differ, by up to "
+EVERY = "skipped a step after the values were compared last, which may explain this"
 
 
 @pytest.mark.slow
@@ -121,6 +122,7 @@ W = "  w: 2 of 2 values differ, by up to "
     (0, "strategy.py process", ["6 train steps, 1 skipped"]),
     (0, "strategy.py process unplaced", ["6 train steps, 1 skipped"]),
     (0, "strategy.py beside", ["6 train steps, 1 skipped"]),
+    (0, "strategy.py servers", ["18 train steps, 3 skipped"]),
     (0, "program.py megabytes", ["6 steps"]),
     (0, "program.py generator", ["6 steps"]),
     (0, "dqn.py", ["8 train steps, 0 skipped"]),
@@ -248,6 +250,12 @@ W = "  w: 2 of 2 values differ, by up to "
       ["this needs the run 'again'", "w: differs"],
     ),
     # Nothing follows.
+    (
+      2,
+      "--without --every 5 skips.py",
+      ["6 train steps, the first run after 7", EVERY],
+    ),
+    (2, "--without --every 5 skips.py resumes", ["step 8 is the first", EVERY]),
     (2, "--without underflows.py", ["applied another one that trains v, since the"]),
     (
       2,

@@ -22,6 +22,7 @@ def notes(**changed):
     assignments=0,
     assigned=[],
     read=6,
+    unrecorded=0,
     variables=3,
     scales={"current_loss_scale": [8.0, 4.0]},
     trained=True,
@@ -42,6 +43,7 @@ def difference(theirs="w", ours="w", step=2, **changed):
     names=[[theirs], [ours]],
     assigned=[],
     skipped=[0, 0],
+    unrecorded=[0, 0],
     applied=[],
     has_trained=True,
     global_step=[None, None],
@@ -208,11 +210,35 @@ def test_other_differences_are_reported(changed):
     ),
     (dict(skipped=[1, 1]), 1, "The reason is not known."),
     (dict(kinds=["start", "start"]), 1, "restores or loads other values"),
+    (
+      dict(kinds=["start", "start"], unrecorded=[1, 0]),
+      2,
+      "The first run skipped a step after the values were compared last, which may",
+    ),
+    (
+      dict(kinds=["start", "start"], unrecorded=[1, 0], names=[["w"], [None]]),
+      1,
+      "The runs do not have the same variables.",
+    ),
+    (dict(kinds=["start", "start"], unrecorded=[1, 1]), 1, "loads other values"),
   ],
 )
 def test_steps_that_loss_scaling_skips_explain_difference(changed, status, words):
   found = difference(**{"skipped": [1, 0], **changed})
   results = {"original": ORIGINAL, "without": notes(difference=found), "again": notes()}
+  got, lines = report.conclude(results, lambda run, index: {})
+  assert got == status and words in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+  "unrecorded, status, words",
+  [(1, 2, "which may explain this"), (0, 1, "The reason is not known")],
+)
+def test_skipped_steps_explain_another_end(unrecorded, status, words):
+  results = {
+    "original": notes(compared=False, steps=7, unrecorded=unrecorded),
+    "without": notes(ends=[7, 6]),
+  }
   got, lines = report.conclude(results, lambda run, index: {})
   assert got == status and words in "\n".join(lines)
 
@@ -249,6 +275,7 @@ def line(kind="step", digests=(1,), assigned=()):
     "digests": list(digests),
     "assigned": list(assigned),
     "skipped": 0,
+    "unrecorded": 0,
     "applied": [],
     "global_step": None,
   }

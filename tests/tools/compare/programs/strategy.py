@@ -1,4 +1,4 @@
-"""Trains with MirroredStrategy, or on a parameter server in this process or another."""
+"""Trains with MirroredStrategy, or on servers in this process or another."""
 
 import atexit
 import contextlib
@@ -44,23 +44,25 @@ def place(server, parameters, work):
 
 tf.disable_v2_behavior()
 config, strategy = None, tf.distribute.get_strategy()
+placement = tf.device(None)
 if "server" in sys.argv:
   server = tf.train.Server.create_local_server()
-  target, placement = server.target, place(server, *["/job:local/task:0"] * 2)
+  targets, placement = [server.target], place(server, *["/job:local/task:0"] * 2)
 elif "process" in sys.argv:
   server = start_cluster()
-  target, placement = server.target, place(server, "/job:ps", "/job:worker/task:0")
+  targets, placement = [server.target], place(server, "/job:ps", "/job:worker/task:0")
   if "unplaced" in sys.argv:  # The server of this process is only the session's.
     placement = tf.device("/job:ps")
+    targets = [server.target.replace("localhost", "127.0.0.1")]
 elif "beside" in sys.argv:  # a server that the session does not use
   server = tf.train.Server.create_local_server()
-  target, placement = "", tf.device(None)
+  targets = [""]
+elif "servers" in sys.argv:  # sessions of the same graph
+  servers = [tf.train.Server({job: find_free_addresses(1)}, job, 0) for job in "ab"]
+  targets = [each.target for each in servers] + [""]
 else:
-  config, target = tf.ConfigProto(device_count={"CPU": 2}), ""
-  strategy, placement = (
-    tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]),
-    tf.device(None),
-  )
+  config, targets = tf.ConfigProto(device_count={"CPU": 2}), [""]
+  strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
 
 with strategy.scope(), placement:
   x, w = tf.placeholder(tf.float32, [None, 3]), tf.get_variable("w", [3, 2])
@@ -73,8 +75,9 @@ with strategy.scope(), placement:
     return opt.minimize(tf.reduce_mean(tf.square(tf.matmul(x, w))), global_step)
 
   train_op = strategy.group(strategy.extended.call_for_each_replica(minimize))
-with tf.train.MonitoredTrainingSession(target, config=config) as sess:
-  for step in range(6):
-    sess.run(
-      train_op, {x: np.random.normal(size=[4, 3]) * (np.inf if step == 3 else 1)}
-    )
+for target in targets:
+  with tf.train.MonitoredTrainingSession(target, config=config) as sess:
+    for step in range(6):
+      sess.run(
+        train_op, {x: np.random.normal(size=[4, 3]) * (np.inf if step == 3 else 1)}
+      )
