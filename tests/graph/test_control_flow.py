@@ -90,6 +90,26 @@ def test_functions_of_the_default_graph_use_its_loss_scale():
   assert ours == theirs
 
 
+SCALE_OF_ANOTHER_GRAPH = """
+import tensorflow
+tensorflow.config.experimental.list_physical_devices("CPU")
+tf = tensorflow.compat.v1
+tf.disable_eager_execution()
+from mp_compat import DynamicLossScale
+with tf.Graph().as_default():
+  scale = DynamicLossScale(8.)
+read = tf.cond(tf.placeholder_with_default(True, []), scale, lambda: 0.0)
+with tf.Session() as sess:
+  sess.run(tf.global_variables_initializer())
+  print(sess.run(read), end="")
+"""
+
+
+def test_functions_of_the_default_graph_make_variables_in_it():
+  done = testing.run_python("-W", "ignore", "-c", SCALE_OF_ANOTHER_GRAPH)
+  assert done.stdout == "8.0"
+
+
 def conditionals(graph):
   return [op for op in graph.get_operations() if op.type in ("If", "StatelessIf")]
 
