@@ -83,7 +83,8 @@ def observed(record: step.Step) -> List[Observed]:
     loss = _loss(scale, order)
     if loss is not None:
       found.append(_Found("loss", "", loss))
-  if scales:  # Without a scale, neither pass is known.
+  # Without the loss, it is not known where the scale enters, and so neither pass.
+  if any(each.part == "loss" for each in found):
     found += _values_of_passes([each.tensor for each in found], scales, order)
   found += _further_inputs([each.tensor for each in found])
   tensors = [each.tensor for each in found]

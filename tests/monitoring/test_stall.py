@@ -58,6 +58,20 @@ def softmax_by_hand(logits):
   return exponential / tf.reduce_sum(exponential)
 
 
+def twice(x):
+  """Returns two values, of which only the sum may overflow."""
+  return tf.concat([two_layers(x)] * 2, axis=1)
+
+
+def by_itself(value):
+  return value / value
+
+
+def in_function(function, value):
+  """Returns what a function computes; what its ops do is not known outside."""
+  return tf.function(function)(value)
+
+
 def root_in_branch(x):
   with testing.control_flow(1):
     return tf.cond(
@@ -165,6 +179,50 @@ REASONS = {
     ),
     "The loss (float16) is not finite.\nThe first value of the forward pass that is not finite is Exp.",
     "because float16 ends at 65504: compute Exp in float32",
+  ),
+  "float16 sum": (
+    ([1e4, 1e4], tf.float16, lambda: "dynamic", twice),
+    "The loss (float16) is not finite.",
+    "No scale makes the loss finite. float16 ends at 65504: compute it in float32.",
+  ),
+  "float32 sum": (
+    ([7e37, 7e37], tf.float32, lambda: "dynamic", twice),
+    "The loss (float32) is not finite.",
+    "No scale makes the loss finite: look at the inputs and the learning rate.",
+  ),
+  "float32 backward pass": (
+    ([1.0, 1.0], tf.float32, lambda: 2.0**120, lambda x: 1e30 * two_layers(x)),
+    "As the loss is finite, the fixed loss scale may be too large",
+    " overflows in float32: make the loss smaller.",
+  ),
+  "bfloat16": (
+    (
+      [1.0, -1.0],
+      tf.bfloat16,
+      lambda: "dynamic",
+      lambda x: tf.cast(by_itself(two_layers(x)), tf.float32),
+    ),
+    "No scale makes the loss finite, nor does another dtype: truediv divides by zero.",
+  ),
+  "function": (
+    (
+      [200.0, 200.0],
+      tf.float16,
+      lambda: "dynamic",
+      lambda x: tf.cast(in_function(tf.square, two_layers(x)), tf.float32),
+    ),
+    "No scale makes the loss finite. If ",
+    "PartitionedCall overflows, because float16 ends at 65504, compute it in float32. Otherwise correct its inputs.",
+  ),
+  "gradient of function": (
+    (
+      [1.0, -1.0],
+      tf.float32,
+      lambda: 2.0,
+      lambda x: in_function(tf.sqrt, two_layers(x)),
+    ),
+    "The loss (float32) is finite.",
+    "PartitionedCall overflows in float32 or has no finite gradient, as tf.sqrt at 0.",
   ),
   "skipped by loss scale": (
     ([1.0, 1.0], tf.float32, lambda: testing.SkipsFiniteSteps(8.0), two_layers),
@@ -371,6 +429,52 @@ def test_gradients_that_were_never_scaled_are_counted_in_branches():
   assert "w:0: 0 NaN, 1 inf, the largest of the others 1" in stall_text(
     opt, train_op, {x: [np.inf, 1.0]}
   )
+
+
+def in_cond(make):
+  """Returns a function that makes a tensor in a branch."""
+  return lambda: tf.cond(
+    tf.placeholder_with_default(True, []), make, lambda: tf.zeros([2])
+  )
+
+
+@pytest.mark.parametrize("place", [in_cond, tf.function], ids=["cond", "function"])
+def test_scale_that_was_read_elsewhere_does_not_tell_the_passes(place):
+  """Gradients are unscaled outside of the function that scales the loss, with another
+  read of the scale: nothing derives from it but them.
+  """
+  x, w = tf.placeholder(tf.float32, [2]), tf.get_variable("w", [2], use_resource=True)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**120)
+  with testing.control_flow(1):
+    grad = place(
+      lambda: tf.gradients(opt.scale_loss(tf.reduce_sum(w * x * 1e30)), w)[0]
+    )()
+  train_op = opt.apply_gradients([(opt.unscale_gradients([grad])[0], w)])
+  text = stall_text(opt, train_op, {x: [1.0, 1.0]}, max_consecutive_skips=2)
+  assert "w:0: 0 NaN, 2 inf" in text and "pass that is not finite" not in text
+  last = text.splitlines()[-1]
+  assert last.startswith("Fetch the loss.")
+  assert "If it is finite, the fixed loss scale may be too large" in last
+
+
+def test_parts_of_complex_gradients_are_counted():
+  v = tf.get_variable("v", initializer=tf.zeros([3], tf.complex64), use_resource=True)
+  grad = tf.placeholder(tf.complex64, [3])
+  opt = Optimizer(testing.ComplexDescent(1.0), 4.0)
+  train_op = opt.apply_gradients([(grad, v)])
+  values = [complex(1.0, np.nan), complex(np.inf, -np.inf), complex(2.0, -5.0)]
+  text = stall_text(opt, train_op, {grad: values}, max_consecutive_skips=2)
+  assert "v:0: 1 NaN, 2 inf, the largest of the others 5\n" in text
+
+
+def test_colocated_gradients_are_computed_again():
+  """The op that overflows names another op, which the graph that computes it lacks."""
+  x = tf.placeholder(tf.float16, [1, 2])
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0**14)
+  loss = tf.reduce_sum(tf.cast(300.0 * two_layers(x), tf.float32))
+  train_op = opt.minimize(loss, colocate_gradients_with_ops=True)
+  text = stall_text(opt, train_op, {x: [[1.0, 1.0]]}, max_consecutive_skips=2)
+  assert " overflows in float16: compute it in float32" in text.splitlines()[-1]
 
 
 def test_stall_between_applied_steps(warnings):

@@ -217,6 +217,14 @@ def test_stall_names_rank_whose_gradients_overflow(hooked):
   assert "float16" not in other[-1]
 
 
+def test_stall_names_rank_whose_loss_overflows(hooked):
+  """Both ranks add up the losses of all, but only one has an input that is not finite."""
+  other, own = [rank["forward stall"].splitlines()[-1] for rank in hooked]
+  assert own == "No scale makes the loss finite: correct the input Placeholder."
+  assert other.startswith("No scale makes the loss finite: what this process computed")
+  assert "HorovodAllreduce" in other and "from other ranks or workers" in other
+
+
 def test_counters_before_broadcast_are_equal_after_restart(hooked):
   """The broadcast covers the variables that exist when it is built."""
   assert [rank["hook first"] for rank in hooked] == [[3, 6], [3, 6]]
