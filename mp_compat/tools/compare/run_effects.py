@@ -4,7 +4,7 @@ executes and the steps that the graph records (`steps`). Changes no graph.
 """
 
 import re
-from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set
+from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Set
 
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables as variable_kinds
@@ -186,9 +186,8 @@ def _initializers(graph: tf.Graph) -> Set[tf.Operation]:
   for variable in variables:
     # The initializer of a mirrored variable would be built when it is read.
     for copy in variable_kinds.local_copies(variable):
-      initializer: Optional[tf.Operation] = copy.initializer
-      if initializer is not None:
-        initializers.append(initializer)
+      # a list in a SavedModel; None if there is none
+      initializers += filter(None, tf.nest.flatten(copy.initializer))
   return set(runs.executed_ops(initializers))
 
 

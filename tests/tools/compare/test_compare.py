@@ -538,6 +538,8 @@ def test_interrupt_puts_folders_back(tmp_path):
     (["--runs", "again,original", "x.py"], "in this order"),
     (["--steps", "0", "x.py"], "expected a number of at least 1"),
     (["--json", "no/such/file", "x.py"], "No such file or directory"),
+    (["--json", "no/such/file", "--", "x.py"], "No such file or directory"),
+    (["--"], "expected a script, or -m and a module"),
   ],
 )
 def test_invalid_arguments_are_rejected(arguments, words, capsys):
@@ -547,6 +549,15 @@ def test_invalid_arguments_are_rejected(arguments, words, capsys):
     assert error.code == 2
   printed = capsys.readouterr()
   assert words in printed.err and not printed.out  # No run was made.
+
+
+def test_failure_tells_what_was_added_to_the_environment(monkeypatch):
+  monkeypatch.setenv("PYTHONHASHSEED", "7")
+  monkeypatch.setenv("TF_DETERMINISTIC_OPS", "0")
+  monkeypatch.delenv("TF_CUDNN_DETERMINISTIC", raising=False)
+  error = processes._failure(3, ["last"], "again")
+  expected = "It ran with TF_CUDNN_DETERMINISTIC=1, MP_COMPAT_RUN=again in"
+  assert expected in str(error)
 
 
 def test_folders_are_put_back_after_errors(tmp_path):

@@ -4,6 +4,7 @@ change, and how these are read.
 
 import numpy as np
 import pytest
+import tensorflow
 
 import mp_compat
 from mp_compat._tensorflow import trackable
@@ -339,6 +340,17 @@ def test_imported_steps_are_found(graph):
   assert len(run_effects.effects_of(graph, [op]).steps) == before
 
 
+@pytest.mark.parametrize("variables", [[], ["v", "w"]], ids=["none", "another"])
+def test_steps_of_other_variables_are_not_found(graph, variables):
+  """A step in a function has no ops by which it could be told from another one."""
+  tf.get_variable("v", [])
+  known = steps.KnownStep(
+    op_types={}, variables=variables, is_scaled=True, decisions=[], told=[]
+  )
+  steps.find_imported(graph, [known])
+  assert not steps.steps_in(graph)
+
+
 class Failing(tf.train.GradientDescentOptimizer):
   """An optimizer that raises an error when it has built its ops."""
 
@@ -419,6 +431,34 @@ def test_training_outside_of_steps_is_told(graph):
   assert not run_effects.effects_of(graph, [w.initializer]).change.unseen
 
 
+def test_variables_of_saved_models_are_initialized(graph, tmp_path):
+  with testing.eager_mode():
+    module = tensorflow.Module()
+    module.v = tensorflow.Variable([1.0, 2.0])
+    tensorflow.compat.v2.saved_model.save(module, str(tmp_path))
+  tensorflow.compat.v2.saved_model.load(str(tmp_path))
+  change = run_effects.effects_of(graph, [tf.global_variables_initializer()]).change
+  assert change.is_initialization and len(change.written) == 1
+
+
+def test_training_in_functions_outside_of_steps_is_told(graph):
+  x = tf.placeholder(tf.float32, [])
+  w = tf.get_variable("w", [], use_resource=True)
+
+  @tf.function
+  def train():
+    tf.raw_ops.ResourceApplyGradientDescent(var=w.handle, alpha=0.1, delta=x)
+    return x
+
+  @tf.function
+  def assign():
+    w.assign(x)
+    return x
+
+  assert run_effects.effects_of(graph, [train()]).change.unseen == {"w"}
+  assert not run_effects.effects_of(graph, [assign()]).change.unseen
+
+
 def test_fed_tensors_execute_nothing():
   with tf.control_dependencies([minimize(tf.placeholder(tf.float32, []))]):
     after = tf.identity(1.0)
@@ -459,6 +499,29 @@ def test_other_methods_of_that_name_stay():
     tf.function(Model().apply_gradients).get_concrete_function(tf.constant(1.0))
     is not None
   )
+
+
+def test_partial_runs_read_only_what_they_feed(graph, monkeypatch):
+  """They may fetch nothing that was not named before they began."""
+  base = sessions.sessions.Base
+  for name in ("_run", "make_callable", "_make_callable_from_options"):
+    monkeypatch.setattr(base, name, getattr(base, name))
+  x = tf.placeholder(tf.float32, [])
+  decisions, found = [x > 0.0, tf.placeholder_with_default(True, [])], []
+
+  def around(session, elements, fed, run):
+    result, read = run(decisions)
+    found.append(read)
+    return result
+
+  sessions.observe(around)
+  doubled, feeds = x * 2.0, {x: 3.0, decisions[1]: False}
+  with tf.Session(graph=graph) as sess:
+    assert sess.run(doubled, feeds) == 6.0
+    handle = sess.partial_run_setup([doubled], list(feeds))
+    assert sess.partial_run(handle, doubled, feeds) == 6.0
+  first, second = [tensor.name for tensor in decisions]
+  assert found == [{first: True, second: False}, {second: False}]
 
 
 def test_local_variables_do_not_count(graph):
