@@ -251,7 +251,10 @@ def programs(session):
 def _tests(version, pythons, tags):
   def tests(session):
     _install(session, version, TESTS)
-    _pytest(session, "--numprocesses=2", "--dist=worksteal", *session.posargs)
+    options = ["--numprocesses=2", "--dist=worksteal"]
+    if version in BETWEEN:  # Some lines are for them alone.
+      options += ["--cov", "--cov-append", "--cov-report="]
+    _pytest(session, *options, *session.posargs)
 
   tests.__doc__ = "Runs the tests on TensorFlow {}.".format(version)
   # nox compares names as Python expressions, where 2.1 equals 2.10. With a list, the

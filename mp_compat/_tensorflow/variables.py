@@ -44,7 +44,4 @@ def save_slice_info(variable: tf.Variable) -> Optional[Any]:
   """Returns the slice of a partitioned variable, with the attributes `full_name`,
   `full_shape`, `var_offset` and `var_shape`; None for other variables.
   """
-  get_info = getattr(variable, "_get_save_slice_info", None)
-  if get_info is None:
-    return None
-  return get_info()
+  return variable._get_save_slice_info()

@@ -141,7 +141,8 @@ def convert(
     names = _names_in(to, checkpoint, state)
     values = _values(checkpoint, names, naming_schemes.SCHEMES[to], _initial(state))
     _write(values, target)
-  elif like is not None:
+  else:
+    assert like is not None  # checked above
     example = files.Checkpoint(files.resolve_path(like))
     names = _names_like(example, checkpoint, state)
     scheme = naming_schemes.recognize(example.shapes)

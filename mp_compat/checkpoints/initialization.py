@@ -102,9 +102,9 @@ def name_map(
   result: Dict[str, Any] = {}
   left_out: List[str] = []
   for name, match in _match(variables, path).items():
-    if not match.is_usable:
+    if match.source is None or not match.is_usable:
       left_out.append(name)
-    elif match.source:
+    else:
       is_partitioned = len(match.parts) > 1
       result[match.source] = match.parts if is_partitioned else match.parts[0]
   _warn_left_out(left_out, path)

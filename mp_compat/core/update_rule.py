@@ -117,18 +117,15 @@ def _select(condition: bool, yes: _Branch, no: _Branch) -> Scalar:
 
 def _select_tensor(condition: Scalar, yes: _Branch, no: _Branch) -> Scalar:
   """Returns a tensor with the value of the branch for `condition`, a bool tensor; both
-  are computed. Adds no op if `condition` is a bool, or both are the same.
+  are computed. Adds no op if `condition` is a bool, or both are the same; else one of
+  them is a tensor.
   """
   if isinstance(condition, bool):
     return _select(condition, yes, no)
   yes, no = _value(yes), _value(no)
   if yes is no:
     return yes
-  dtype = None  # what TensorFlow converts a Python value to
-  if tf.is_tensor(yes):
-    dtype = yes.dtype
-  elif tf.is_tensor(no):
-    dtype = no.dtype
+  dtype = yes.dtype if tf.is_tensor(yes) else no.dtype
   return tf.where_v2(
     condition, tf.convert_to_tensor(yes, dtype), tf.convert_to_tensor(no, dtype)
   )

@@ -38,8 +38,7 @@ def replace_next_names(replacements: Dict[str, str]) -> Iterator[None]:
   graph = tf.get_default_graph()
   # the class's, or the replaced one of a step around this one
   unique_name = graph.unique_name
-  if replacements:
-    _replace_names(graph, replacements)
+  _replace_names(graph, replacements)
   try:
     yield
   finally:
@@ -47,19 +46,16 @@ def replace_next_names(replacements: Dict[str, str]) -> Iterator[None]:
 
 
 def _replace_names(graph: tf.Graph, replacements: Dict[str, str]) -> None:
-  """Replaces `graph.unique_name` until each of `replacements` was asked for."""
+  """Replaces `graph.unique_name` by one that returns each of `replacements` once."""
   unique_name = graph.unique_name
   pending = dict(replacements)
 
   def replaced(name: str, mark_as_used: bool = True) -> str:
     """Returns what `Graph.unique_name` returns, or a replacement, each once."""
     full = _joined(graph.get_name_scope(), name)
-    if not mark_as_used or full not in pending:
-      return unique_name(name, mark_as_used)
-    replacement = pending.pop(full)
-    if not pending:
-      graph.unique_name = unique_name
-    return replacement
+    if mark_as_used and full in pending:
+      return pending.pop(full)
+    return unique_name(name, mark_as_used)
 
   graph.unique_name = replaced
 

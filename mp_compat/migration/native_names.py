@@ -23,6 +23,8 @@ from mp_compat.core import loss_scale
 
 # begins the names that the inner optimizer's caller gives
 _STEP = "step_of_native_class"
+# an optimizer of TensorFlow's class, and a function that reads its loss scale
+_Native = Tuple[tf.train.Optimizer, Callable[[], Any]]
 _OWN_UPDATES = (
   loss_scale.DynamicLossScale.update,
   loss_scale.FixedLossScale.update,
@@ -177,9 +179,10 @@ def _requests(
   ):
     inner = _Inner([_twin(grad) for grad in grads], called)
     twins = [_twin(argument) for argument in arguments]
-    optimizer, read = _make_native(inner, scale)
-    if optimizer is None:
+    made = _make_native(inner, scale)
+    if made is None:
       return None
+    optimizer, read = made
     unique_name = graph.unique_name
 
     def note_name(name: str, mark_as_used: bool = True) -> str:
@@ -216,9 +219,9 @@ def _twin(value: Any) -> Any:
 
 def _make_native(
   inner: tf.train.Optimizer, scale: loss_scale.AnyLossScale
-) -> Tuple[Optional[tf.train.Optimizer], Callable[[], Any]]:
-  """Returns an optimizer of TensorFlow's own class, if there is one, with a loss scale
-  like `scale`, and a function that reads this.
+) -> Optional[_Native]:
+  """Returns an optimizer of TensorFlow's own class with a loss scale like `scale`, and
+  a function that reads this; None if this TensorFlow has no such class.
 
   Only what the names depend on is alike: whether the scale is dynamic, and whether its
   `update` is TensorFlow's. Its value is not.
@@ -226,7 +229,7 @@ def _make_native(
   if isinstance(scale, contrib.LossScaleManager):
     return _make_contrib(inner, scale)
   if not native.LOSS_SCALE_OPTIMIZERS:
-    return None, _no_scale
+    return None
   is_dynamic = isinstance(
     scale, (loss_scale.DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES
   )
@@ -237,11 +240,6 @@ def _make_native(
   else:
     twin = _make_silent()
   return native.LOSS_SCALE_OPTIMIZERS[0](inner, twin), twin
-
-
-def _no_scale() -> float:
-  """Returns a scale, in place of a loss scale that does not exist."""
-  return 1.0
 
 
 def _make_silent() -> Any:
@@ -260,13 +258,13 @@ def _make_silent() -> Any:
 
 def _make_contrib(
   inner: tf.train.Optimizer, manager: contrib.LossScaleManager
-) -> Tuple[Optional[tf.train.Optimizer], Callable[[], Any]]:
-  """Returns what `_make_native` does, of `tf.contrib`; no optimizer if the program
+) -> Optional[_Native]:
+  """Returns what `_make_native` does, of `tf.contrib`; None also if the program
   overrides the update.
   """
   is_own = type(manager).update_loss_scale in _OWN_UPDATES
   if not is_own or not native.HAS_CONTRIB:
-    return None, _no_scale
+    return None
   path = "tensorflow.contrib.mixed_precision.python.loss_scale_{}"
   managers = importlib.import_module(path.format("manager"))
   optimizers = importlib.import_module(path.format("optimizer"))

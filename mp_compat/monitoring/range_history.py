@@ -165,7 +165,7 @@ class Tensor:
     Returns:
       The scales that fit the values; None if they are not finite, or all zeros.
     """
-    exponents = _nonzero_counts(values["exponents"])
+    exponents = _counts(values["exponents"])
     exact_shift = math.log2(scale)
     shift = round(exact_shift)
     self.is_selected = bool(values["selected"])
@@ -241,13 +241,9 @@ class Tensor:
     return doubtful if doubtful >= max(self._complete, 0) else None
 
 
-def _nonzero_counts(exponents: Record) -> Dict[int, int]:
-  """Returns the counts above 0 by exponent; JSON has exponents as strings."""
-  found: Dict[int, int] = {}
-  for exponent, count in exponents.items():
-    if count:
-      found[int(exponent)] = int(count)
-  return found
+def _counts(exponents: Record) -> Dict[int, int]:
+  """Returns the counts by exponent; JSON has exponents as strings."""
+  return {int(exponent): int(count) for exponent, count in exponents.items()}
 
 
 def _is_cut_off(exponents: Dict[int, int], kept: float) -> bool:

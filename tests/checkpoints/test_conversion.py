@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -182,6 +184,50 @@ def test_next_conversion_removes_killed_one(moves, retried, tmp_path):
     running.name,
     *names,
   }
+
+
+def raise_permission_error(*args):
+  raise PermissionError
+
+
+@pytest.mark.parametrize(
+  "attribute, value, is_removed",
+  [
+    ("name", os.name, True),
+    ("name", "nt", False),
+    ("kill", raise_permission_error, False),
+  ],
+  ids=["ended", "Windows", "of another user"],
+)
+def test_files_of_process_that_may_run_are_kept(
+  attribute, value, is_removed, tmp_path, monkeypatch
+):
+  process = subprocess.Popen([sys.executable, "-c", ""])
+  process.wait()
+  folder = tmp_path / "x{}".format(conversion._unfinished(process.pid))
+  folder.mkdir()
+  path = str(tmp_path)
+  with monkeypatch.context() as patch:
+    patch.setattr(os, attribute, value)
+    conversion._remove_unfinished(path)
+  assert folder.exists() != is_removed
+
+
+def test_damaged_meta_file_is_ignored(tmp_path):
+  source, target = str(tmp_path / "source"), str(tmp_path / "target")
+  goldens.copy_golden(Case("tensorflow", "adam"), source)
+  (tmp_path / "source.meta").write_bytes(b"\xff" * 30)
+  found = checkpoints.convert(source, target, "mp_compat")
+  assert "beta1_power" in found.variables
+
+
+def test_values_of_other_dtypes_and_shapes_differ(tmp_path):
+  path = str(tmp_path / "model")
+  values = {"a": np.float32(0), "b": np.float32(0), "int": np.int32(0)}
+  goldens.save_variables(path, dict(values, vector=np.zeros([1], np.float32)))
+  checkpoint = files.Checkpoint(path)
+  for other, is_equal in [("b", True), ("int", False), ("vector", False)]:
+    assert checkpoint.have_equal_values(["a", other]) == is_equal
 
 
 @pytest.mark.parametrize("part", [".index", ".data-00000-of-00001", ".meta"])

@@ -61,6 +61,16 @@ def test_assignment_map_leaves_out_other_dtypes(caplog):
   goldens.assert_equal(values, saved)
 
 
+def test_variables_of_unknown_shape_are_not_compared():
+  case = Case("tensorflow", "adam")
+  golden_cases.GoldenTraining(case._replace(writer="mp_compat"))
+  tf.get_variable(
+    "unknown", initializer=tf.placeholder(tf.float32), validate_shape=False
+  )
+  w = tf.global_variables("w:0")
+  assert checkpoints.name_map(goldens.golden_path("1.15", case), w) == {"w": w[0]}
+
+
 @pytest.mark.parametrize(
   "scopes, is_complete", [({"/": "/"}, False), ({"w/": "w/"}, True), ({}, True)]
 )
@@ -75,3 +85,11 @@ def test_variables_outside_scopes_are_named(scopes, is_complete, caplog):
   expected = "does not initialize current_loss_scale, good_steps, beta2_power from the checkpoint"
   assert ("A map of scopes" in caplog.text) != is_complete
   assert is_complete or expected in caplog.text, caplog.text
+
+
+def test_variables_that_the_checkpoint_lacks_are_not_named(caplog):
+  path = goldens.golden_path("1.15", Case("plain", "adam"))
+  golden_cases.GoldenTraining(Case("mp_compat", "adam"))
+  powers = {variable.op.name: variable for variable in tf.global_variables("beta")}
+  checkpoints.assignment_map(path, {"/": "/", **powers})
+  assert "A map of scopes" not in caplog.text

@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from tensorflow.python.training.saving import saveable_object
 
 import mp_compat
 from mp_compat import checkpoints
@@ -225,6 +226,32 @@ def test_failed_restore_assigns_nothing(new, tmp_path):
   ) and "good_steps" not in message
 
 
+def test_missing_variable_raises(tmp_path):
+  path = str(tmp_path / "model")
+  goldens.save_variables(path, {"w": np.float32(0)})
+  for name in ("w", "new"):
+    tf.get_variable(name, [])
+  saver = checkpoints.Saver()
+  with testing.session() as sess, pytest.raises(tf.errors.NotFoundError) as raised:
+    saver.restore(sess, path)
+  message = str(raised.value)
+  assert "naming scheme plain: new. It has: w." in message
+  assert "Different in the checkpoint" not in message
+
+
+def test_reader_names_variables_between_which_it_cannot_decide(tmp_path):
+  path = str(tmp_path / "model")
+  names = ["beta1_power", "cond_1/beta1_power"]
+  goldens.save_variables(path, dict(zip(names, np.float32([0.25, 0.5]))))
+  loss = testing.Training().loss
+  with mp_compat.install():
+    for _ in names:
+      testing.Optimizer(tf.train.AdamOptimizer(), "dynamic").minimize(loss)
+    reader = tf.train.load_checkpoint(path)
+  with pytest.raises(tf.errors.InvalidArgumentError, match="cond_1/beta1_power"):
+    reader.get_tensor("beta1_power")
+
+
 def test_reshape_restores_different_shape(tmp_path):
   path = str(tmp_path / "model")
   goldens.save_variables(
@@ -379,6 +406,29 @@ def test_saver_restores_iterator_state(tmp_path):
     sess.run(v.assign(5.0))
     saver.restore(sess, path)
     assert sess.run([v, next_element]) == [3.0, 1]
+
+
+class Copied(saveable_object.SaveableObject):
+  """Restores a variable through a copy of its handle."""
+
+  def __init__(self, variable):
+    self._copy = tf.identity(variable.handle)
+    spec = saveable_object.SaveSpec(variable.read_value(), "", "copied")
+    super().__init__(variable, [spec], "copied")
+
+  def restore(self, restored_tensors, restored_shapes):
+    (value,) = restored_tensors
+    return tf.raw_ops.AssignVariableOp(resource=self._copy, value=value)
+
+
+def test_saver_restores_custom_objects(tmp_path):
+  v = tf.get_variable("v", initializer=[1.0, 2.0], use_resource=True)
+  saver = checkpoints.Saver([Copied(v)])
+  with testing.initialized_session() as sess:
+    path = saver.save(sess, str(tmp_path / "model"))
+    sess.run(v.assign([3.0, 4.0]))
+    saver.restore(sess, path)
+    np.testing.assert_array_equal(sess.run(v), [1.0, 2.0])
 
 
 @pytest.mark.parametrize("partitioner", [None, tf.fixed_size_partitioner(2)])

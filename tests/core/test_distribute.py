@@ -2,6 +2,7 @@
 tests/programs/test_strategies.py trains on them.
 """
 
+import numpy as np
 import pytest
 
 import mp_compat
@@ -31,6 +32,31 @@ def test_applying_requires_replica_context(strategy):
     match=r"apply_gradients\(\) must be called in a replica context, but .* context of MirroredStrategy",
   ):
     opt.apply_gradients([(tf.constant(1.0), None)])
+
+
+class InDict(tf.train.GradientDescentOptimizer):
+  """Returns a dict of what it built."""
+
+  def apply_gradients(self, *args, **kwargs):
+    return {"applied": super().apply_gradients(*args, **kwargs), "other": None}
+
+
+@pytest.mark.usefixtures("control_flow")
+def test_inner_optimizer_may_return_dict(strategy):
+  x = tf.placeholder(tf.float32, [2])
+  opt = Optimizer(InDict(1.0), "dynamic")
+
+  def step():
+    w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
+    return opt.minimize(tf.reduce_sum(w * x), var_list=[w])
+
+  with strategy.scope():
+    train_op = strategy.group(strategy.extended.call_for_each_replica(step))
+  with testing.initialized_session() as sess:
+    for value in [testing.OVERFLOW, testing.FINITE]:
+      sess.run(train_op, {x: value})
+    for value in sess.run(tf.trainable_variables()):
+      np.testing.assert_array_equal(value, -2.0 * testing.FINITE)
 
 
 def test_tpu_strategy_raises():

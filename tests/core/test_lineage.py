@@ -48,6 +48,15 @@ def test_passed_gradients_are_checked_once():
   assert not replaced([None] + computed + [computed[0] + computed[1]])
 
 
+def test_gradients_without_names_are_named_after_their_variables():
+  named, unnamed, other = [tf.placeholder(tf.float32, [2]) for _ in range(3)]
+  lineage.record([named], ["a:0"])
+  lineage.record([unnamed], ["gradient 0"], are_names_of_variables=False)
+  variables = [tf.get_variable(name, [2]) for name in "bcd"]
+  found = lineage.trace([named * 2.0, other, unnamed * 2.0], variables=variables)
+  assert sorted(computed.name for computed in found.computed) == ["a:0", "d:0"]
+
+
 # Functions that compute the sum of a tensor's squares.
 SQUARING = {
   "clip_by_global_norm": lambda g: tf.clip_by_global_norm([g], 1.0)[0][0],

@@ -208,6 +208,18 @@ def translate(names, to, meta=""):
       "current_loss_scale rate=1 cond_1/rate=1",
       "current_loss_scale rate",
     ),
+    # A part of a program: a variable outside of scopes has its own name, unless it may
+    # be the second name of one in a scope.
+    (
+      "beta1_power a/beta1_power",
+      "beta1_power=1 a/beta1_power=2 b/beta1_power=3",
+      "beta1_power a/beta1_power",
+    ),
+    (
+      "beta1_power a/beta1_power",
+      "beta1_power=3 a/beta1_power=2 b/beta1_power=3",
+      "? ?",
+    ),
     # Numbers that are part of the name.
     ("dense_1", "dense", "-"),
     ("w/Adam_1", "w/Adam", "-"),

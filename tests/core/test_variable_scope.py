@@ -95,6 +95,13 @@ def test_getter_uses_dtype_of_scope():
     assert tf.global_variables()[0].dtype.base_dtype == tf.float32
 
 
+def test_eager_variables_are_cast():
+  with testing.eager_mode(), scope():
+    w = tf.get_variable("w", [2], tf.float16, initializer=tf.ones_initializer())
+    assert w.dtype == tf.float16
+    np.testing.assert_array_equal(w.numpy(), [1.0, 1.0])
+
+
 def test_reuse_returns_same_variable():
   for reuse in [False, True]:
     with scope(reuse=reuse):

@@ -29,6 +29,17 @@ def conditional(x, predicate):
   return merged(if_true(x, predicate), if_false(x, predicate))
 
 
+def after(op, x):
+  with tf.control_dependencies([op]):
+    return tf.identity(x)
+
+
+def trigger_after(tensor):
+  """Returns an op that runs after `tensor`, also if that is dead."""
+  with tf.control_dependencies([tensor]):
+    return tf.raw_ops.ControlTrigger()
+
+
 TENSORS = {
   "always": lambda x, p, q: x,
   "if_p": lambda x, p, q: if_true(x, p),
@@ -41,6 +52,10 @@ TENSORS = {
     conditional(if_true(x, p), q), if_false(x, p)
   ),
   "p_and_q_or_not_p": lambda x, p, q: merged(if_true(if_true(x, p), q), if_false(x, p)),
+  "if_p_or_q_twice": lambda x, p, q: merged(
+    merged(if_true(x, p), if_true(x, q)), if_true(x, p)
+  ),
+  "after_trigger": lambda x, p, q: after(trigger_after(-if_true(x, p)), x),
   "copied_predicate": lambda x, p, q: merged(
     if_true(x, tf.identity(p)), if_false(x, p)
   ),

@@ -109,6 +109,23 @@ def test_fit_skips_step_on_overflow():
     assert [value.tolist() for value in sess.run(opt.weights)] == [iterations[-1]]
 
 
+def test_inner_optimizer_may_make_variables_when_it_applies():
+  class Counting(V2.optimizers.SGD):
+    def apply_gradients(self, *args, **kwargs):
+      count = tf.Variable(0.0, trainable=False, name="count", use_resource=True)
+      with tf.control_dependencies([super().apply_gradients(*args, **kwargs)]):
+        return count.assign_add(1.0).op
+
+  with tf.Graph().as_default():
+    x, w = tf.placeholder(tf.float32, []), tf.Variable([1.0, 2.0], use_resource=True)
+    train_ops = keras_cases.wrap(Counting(1.0)).get_updates(tf.reduce_sum(w * x), [w])
+    with testing.initialized_session() as sess:
+      for value in (np.inf, 1.0):
+        sess.run(train_ops, {x: value})
+      (count,) = [v for v in tf.global_variables() if v.name == "count:0"]
+      assert sess.run([w, count])[0].tolist() == [0.0, 1.0] and sess.run(count) == 1.0
+
+
 def test_scale_is_read_once():
   with tf.Graph().as_default():
     opt = mp_keras.LossScaleOptimizer(V2.optimizers.SGD(0.1), "dynamic")

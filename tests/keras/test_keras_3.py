@@ -95,6 +95,10 @@ def minimized(opt, v):
   opt.minimize(lambda: v * v, [v])
 
 
+def minimized_with_callable(opt, v):
+  opt.minimize(lambda: v * v, lambda: [v])
+
+
 # Programs make their step once for all steps.
 
 
@@ -153,6 +157,7 @@ PROGRAMS = {
   "scaled_again_before_apply": [in_eager_mode(scaled_again_before_apply)],
   "scaled_without_unscaling": [in_eager_mode(scaled_without_unscaling)],
   "minimized": [in_eager_mode(minimized)],
+  "minimized_with_callable": [in_eager_mode(minimized_with_callable)],
 }
 # Both interfaces in one step, or in steps that take turns.
 MIXED_PROGRAMS = {

@@ -621,6 +621,16 @@ def test_keras_serializes_wrapper(family):
     assert again.name == opt.name == native.name == "mine"
 
 
+@keras_cases.each_family
+def test_classes_are_pickled(family, monkeypatch):
+  """As by libraries that send the class of an optimizer to other processes."""
+  concrete = type(mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5)))
+  derived = type(concrete)("Derived", (concrete,), {"__module__": __name__})
+  monkeypatch.setitem(globals(), "Derived", derived)
+  for cls in (concrete, derived):
+    assert pickle.loads(pickle.dumps(cls)) is cls
+
+
 def get_pickled(optimizer):
   return pickle.loads(pickle.dumps(optimizer))
 

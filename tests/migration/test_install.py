@@ -245,3 +245,26 @@ def test_run_returns_exit_code(tmp_path):
   )
   done = run_python(tmp_path, "-m", "mp_compat", "run", "--help")
   assert done.returncode == 0 and "mp_compat run [--] SCRIPT" in done.stdout
+
+
+WITHOUT_NATIVE_CLASSES = """
+import types
+import tensorflow.compat.v1 as tf
+tf.train.experimental = types.ModuleType("experimental")
+import mp_compat
+tf.disable_v2_behavior()
+mp_compat.install()
+w = tf.get_variable("w", [], initializer=tf.ones_initializer())
+opt = tf.train.experimental.MixedPrecisionLossScaleOptimizer(tf.train.AdamOptimizer(0.5), 8.0)
+train_op = opt.minimize(w * tf.placeholder_with_default(2.0, []))
+with tf.Session() as sess:
+  sess.run(tf.global_variables_initializer())
+  sess.run(train_op)
+  print(type(opt).__module__, round(float(sess.run(w)), 3))
+"""
+
+
+def test_program_trains_after_tensorflow_has_removed_its_classes():
+  """No TensorFlow up to 2.22 has; mp_compat does not need them."""
+  done = testing.run_python("-W", "ignore", "-c", WITHOUT_NATIVE_CLASSES)
+  assert done.stdout == "mp_compat.training.optimizer 0.5\n"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mp_compat
+from mp_compat.contrib import mixed_precision as contrib
 from tests import testing
 from tests.keras import cases as keras_cases
 from tests.testing import Optimizer
@@ -433,21 +434,40 @@ def test_readers_keep_names(tmp_path):
       reader.get_tensor("nothing")
 
 
-def test_custom_update_logs_unknown_names(caplog):
-  class Scale(mp_compat.DynamicLossScale):
-    def update(self, grads):
-      add_conditional()
-      return super().update(grads)
+class Scale(mp_compat.DynamicLossScale):
+  """A loss scale whose update builds a conditional."""
 
+  def update(self, grads):
+    add_conditional()
+    return super().update(grads)
+
+
+class Manager(contrib.ExponentialUpdateLossScaleManager):
+  """The same for the names of `tf.contrib`."""
+
+  def update_loss_scale(self, finite_grads):
+    add_conditional()
+    return super().update_loss_scale(finite_grads)
+
+
+@pytest.mark.parametrize(
+  "wrap, reason",
+  [
+    (lambda opt: Optimizer(opt, Scale()), "because Scale"),
+    (lambda opt: contrib.LossScaleOptimizer(opt, Manager(8.0, 2)), "because Manager"),
+  ],
+  ids=["tensorflow", "contrib"],
+)
+def test_custom_update_logs_unknown_names(wrap, reason, caplog):
   with mp_compat.install(), tf.Graph().as_default():
     program = Program("one")
-    without_counters = tf.train.GradientDescentOptimizer(1.0)
-    program.train_b(Optimizer(without_counters, Scale()))
+    program.train_b(wrap(tf.train.GradientDescentOptimizer(1.0)))  # has no counters
     assert "is unknown" not in caplog.text
-    program.train_b(Optimizer(make_adam(), Scale()))
+    program.train_b(wrap(make_adam()))
   assert (
     "The name of beta1_power_1, beta2_power_1 in TensorFlow's class is unknown, "
-    "because Scale" in caplog.text
+    + reason
+    in caplog.text
   )
 
 

@@ -410,6 +410,24 @@ def test_fixed_scale_without_check_is_recorded(tmp_path):
   assert hook._history.steps == [1] and hook._history.below_skipped is None
 
 
+@pytest.mark.usefixtures("graph")
+def test_windows_are_recorded_without_scale(tmp_path):
+  """The micro-batches of a window may have had several scales."""
+  training, opt = Training(), Optimizer(sgd(), 8.0)
+  window = mp_compat.GradientAccumulator(opt)
+  add_op = window.add(opt.compute_gradients(training.loss))
+  train_op = window.apply_gradients(window.mean(), training.global_step)
+  hook = mp_compat.GradientRangesHook(opt, 2, str(tmp_path / "ranges"))
+  with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+    for x in [FINITE, OVERFLOW, FINITE]:
+      sess.run(add_op, {training.x: x})
+      sess.run(train_op)
+  tensors = [record["tensors"]["w:0"] for record in records(tmp_path)]
+  assert [tensor["scale"] for tensor in tensors] == [None, None]
+  assert [tensor["largest"] for tensor in tensors] == [FINITE.max()] * 2
+  assert hook._overflow_scale is None
+
+
 FAILURES = {
   "deleted": lambda path: shutil.rmtree(path),
   "replaced by a file": lambda path: (shutil.rmtree(path), open(path, "w").close()),

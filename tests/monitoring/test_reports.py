@@ -35,6 +35,7 @@ def linear(dtype=tf.float32):
 )
 def test_report_counts_nonfinite_values(dtype):
   _, xs, loss = linear(dtype)
+  tf.get_variable("unused", [3], dtype)  # has no gradient
   opt = Optimizer(sgd(), 4.0)
   train_op = opt.minimize(loss)
   report = mp_compat.nonfinite_gradients(opt)

@@ -112,6 +112,12 @@ def rename(tensors, old, new):
   return {new if name == old else name: each for name, each in tensors.items()}
 
 
+def test_ends_of_long_names_are_labels():
+  name = "tower_0/" * 9 + "MatMul"
+  (label,) = labels_of(draw(recorded.history(recorded.record(1, {name: {0: 1}}))))
+  assert len(label) == 60 and label.startswith("...") and name.endswith(label[3:])
+
+
 def test_labels_stay_within_rows():
   """Also if the last tensors decide."""
   exponents = {"tensor_{:03d}".format(index): {-9: 1} for index in range(319)}

@@ -12,6 +12,7 @@ import tensorflow
 
 import mp_compat
 from tests import testing
+from tests.programs.table import VERSION
 from tests.testing import Optimizer
 from tests.testing import tf
 
@@ -77,6 +78,32 @@ def test_minimize_returns_none():
     assert opt.minimize(lambda x=x: tf.reduce_sum(w) * x, var_list=[w]) is None
     assert bool(opt.gradients_finite) == finite
     np.testing.assert_array_equal(w.numpy(), [0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+  "decorate",
+  [
+    lambda step: step,
+    tensorflow.function,
+    pytest.param(
+      functools.partial(tensorflow.function, jit_compile=True),
+      marks=pytest.mark.skipif(VERSION < (2, 5), reason="no jit_compile before 2.5"),
+    ),
+  ],
+  ids=["eager", "function", "compiled"],
+)
+def test_steps_with_use_locking_train(decorate):
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0, use_locking=True), "dynamic")
+  w = tensorflow.Variable([1.0, 2.0])
+
+  @decorate
+  def step(x):
+    opt.minimize(lambda: tf.reduce_sum(w) * x, var_list=[w])
+
+  for x in (np.inf, 1.0):
+    step(tf.constant(x))
+  np.testing.assert_array_equal(w.numpy(), [0.0, 1.0])
+  assert float(opt.loss_scale()) == 2.0**14
 
 
 @pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])

@@ -280,10 +280,26 @@ def may_change(build):
       ),
       True,
     ),
+    # ops whose types are functions
+    (lambda: defined(increased)(0, 1.0), False),
+    (lambda: defined(counted)(0, 1.0), True),
+    (lambda: defined(calling(increased, increased))(0, 1.0), False),
+    # one function twice, and another
+    (lambda: defined(calling(counted, increased, increased))(0, 1.0), True),
+    (lambda: call_unknown_function(), True),
   ],
 )
 def test_ops_that_change_state_are_known(build, changes):
   assert may_change(build) == changes
+
+
+@pytest.mark.usefixtures("graph")
+def test_functions_without_definition_do_not_hide_others():
+  node = tf.NodeDef(op="Case")
+  for name in (defined(increased).name, "unknown"):
+    node.attr["branches"].list.func.add(name=name)
+  called = list(effects.called_types(node, tf.get_default_graph()))
+  assert None in called and "Cast" in called
 
 
 def call(function):
@@ -313,6 +329,28 @@ def counted(index, value):
     [tf.raw_ops.AssignAddVariableOp(resource=handle, value=1.0)]
   ):
     return increased(index, value)
+
+
+def calling(*bodies):
+  """Returns a function that calls functions, one for each of the `bodies`."""
+  made = {body: function.Defun(tf.int32, tf.float32)(body) for body in bodies}
+
+  def calls(index, value):
+    for body in bodies:
+      value = made[body](index, value)
+    return value
+
+  return calls
+
+
+def call_unknown_function():
+  """Builds a call of a function that the graph does not have, as in an import."""
+  called = tf.AttrValue(func=tf.NameAttrList(name="unknown"))
+  types = tf.AttrValue(list=tf.AttrValue.ListValue(type=[]))
+  node = tf.NodeDef(name="call", op="PartitionedCall")
+  for name, value in [("f", called), ("Tin", types), ("Tout", types)]:
+    node.attr[name].CopyFrom(value)
+  tf.import_graph_def(tf.GraphDef(node=[node]), name="")
 
 
 def defined(body):

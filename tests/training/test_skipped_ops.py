@@ -275,6 +275,67 @@ def test_loop_that_the_step_differentiates_runs():
     np.testing.assert_array_equal(sess.run(w), [-7.0, 1.0 - 64.0 - 32.0])
 
 
+class Summarizing(tf.train.GradientDescentOptimizer):
+  """Collects a summary that `build` builds in its step."""
+
+  def __init__(self, build):
+    super().__init__(1.0)
+    self._build = build
+
+  def apply_gradients(self, *args, **kwargs):
+    self._build()
+    return super().apply_gradients(*args, **kwargs)
+
+
+def summarize():
+  return tf.summary.scalar("in_step", 1.0)
+
+
+def in_loop(build):
+  """Calls a function of no arguments in a loop that runs once."""
+
+  def body(i):
+    with tf.control_dependencies([build()]):
+      return tf.identity(i) + 1
+
+  return tf.while_loop(lambda i: i < 1, body, [0])
+
+
+def in_branch(build):
+  return tf.cond(tf.placeholder_with_default(True, []), build, tf.no_op)
+
+
+@pytest.mark.parametrize(
+  "around_step, around_summary",
+  [(in_branch, None), (in_loop, None), (None, in_loop)],
+  ids=["step in a branch", "step in a loop", "summary in a loop"],
+)
+def test_summaries_that_no_run_can_fetch_are_not_collected(
+  around_step, around_summary, control_flow
+):
+  if control_flow == 2:
+    pytest.skip("the collections of a body that is a function are its own")
+  training = testing.Training()
+  tf.summary.scalar("outside", tf.reduce_sum(training.x))
+
+  def build_summary():
+    if around_summary is not None:
+      return around_summary(summarize)
+    return summarize()
+
+  def step():
+    loss = tf.reduce_sum(training.w.read_value() * training.x)
+    return Optimizer(Summarizing(build_summary), "dynamic").minimize(loss)
+
+  train_op = step() if around_step is None else around_step(step)
+  summaries = tf.summary.merge_all()
+  with testing.initialized_session() as sess:
+    _, serialized = sess.run([train_op, summaries], {training.x: FINITE})
+    np.testing.assert_array_equal(sess.run(training.w), -FINITE)
+  collected = tf.Summary.FromString(serialized).value
+  assert [value.tag for value in collected] == ["outside"]
+
+
 def test_rate_may_depend_on_the_other_decision():
   training = testing.Training()
   first = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")

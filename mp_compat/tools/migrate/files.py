@@ -57,11 +57,13 @@ class _Cell(NamedTuple):
     number: Its number in the notebook, from 1.
     indices: The strings of its source: indices into `Notebook._pieces`.
     code: Its text in UTF-8.
+    line: The line of `Notebook.parsed` where it starts, from 1.
   """
 
   number: int
   indices: List[int]
   code: bytes
+  line: int
 
 
 class Notebook:
@@ -134,7 +136,8 @@ class Notebook:
         if not part.text.lstrip().startswith("!"):  # A command binds no names.
           unclear += _NAME.findall(part.text)
       if python:
-        self._cells.append(_Cell(number, indices, code.encode("utf-8")))
+        line = module.count("\n") + 1
+        self._cells.append(_Cell(number, indices, code.encode("utf-8"), line))
         module += python + "\n"
     self.problem = "; ".join(problems)
     self.parsed = ParsedSource(module, unclear)
@@ -150,13 +153,8 @@ class Notebook:
 
   def place(self, place: Place) -> Place:
     """Returns the place in the notebook (cell, line, column) of a place in `parsed`."""
-    line = place.line
-    for cell in self._cells:
-      lines = cell.code.count(b"\n") + 1
-      if line <= lines:
-        return Place(cell.number, line, place.column)
-      line -= lines
-    raise ValueError("expected a place in a cell, got {}".format(place))
+    cell = [each for each in self._cells if each.line <= place.line][-1]
+    return Place(cell.number, place.line - cell.line + 1, place.column)
 
   def edited(self, edits: List[Edit]) -> bytes:
     """Returns the notebook after edits of `parsed`. Only the lines that change are

@@ -108,10 +108,8 @@ class Imported(NamedTuple):
   local: str
 
 
-def imported(node: cst.CSTNode) -> List[Imported]:
-  """Returns what an import statement imports; [] for `*` and other nodes."""
-  if not isinstance(node, (cst.Import, cst.ImportFrom)):
-    return []
+def imported(node: Union[cst.Import, cst.ImportFrom]) -> List[Imported]:
+  """Returns what an import statement imports; [] for `*`."""
   if isinstance(node.names, cst.ImportStar):
     return []
   found = []
@@ -237,8 +235,6 @@ class ParsedSource:
     if "mp_compat" in self._unclear:
       return True
     for scope in set(self._scopes.values()):
-      if scope is None:
-        continue
       for binding in scope.assignments["mp_compat"]:
         if not isinstance(binding.scope, metadata.GlobalScope):
           return True

@@ -2,7 +2,7 @@
 """Rewrites what is certainly an old name. All other text stays, byte for byte."""
 
 import collections
-from typing import Dict, List, NamedTuple
+from typing import Dict, List, NamedTuple, Union
 
 import libcst as cst
 
@@ -58,7 +58,7 @@ def new_texts(source: ParsedSource) -> Dict[cst.CSTNode, str]:
   return texts
 
 
-def new_import(source: ParsedSource, node: cst.CSTNode) -> str:
+def new_import(source: ParsedSource, node: Union[cst.Import, cst.ImportFrom]) -> str:
   """Returns the statements that replace a `from` import with old names.
 
   There is one for each module that has the new names, and one for other names that the
@@ -71,8 +71,8 @@ def new_import(source: ParsedSource, node: cst.CSTNode) -> str:
 
   Returns:
     The text, in which lines have the indentation of the statement; statements that
-    begin no line are separated by semicolons. "" if nothing changes, and for nodes of
-    other kinds.
+    begin no line are separated by semicolons. "" if nothing changes, and for `import`
+    without `from`.
   """
   old_module = names.module_of(node)
   imports: Dict[str, List[str]] = collections.defaultdict(list)  # names by module

@@ -63,7 +63,7 @@ MARKED = {
   "a class of its own": "from mine import LossScaleOptimizer, FixedLossScale\nLossScaleOptimizer(FixedLossScale)\n",
   "text": "'''tf.train.experimental.LossScale'''\nx = 1  # tf.train.experimental.LossScale\n",
   "a package of this name": "from .tensorflow.contrib.mixed_precision import LossScaleManager\n",
-  "of an element": "x[0].LossScale, f().LossScale\n",
+  "of an element": "x[0].LossScale, f().LossScale, f()()\n",
 }
 # Sources below "import tensorflow as tf".
 MARKED_BELOW_IMPORT = {
@@ -206,6 +206,10 @@ DECISIONS = [
   ("x = importlib.import_module('tf.compat.v1.mixed_precision')", "text"),
   ("x = load(f'tensorflow.keras.mixed_precision.experimental.{name}')", "text"),
   ("def f(x: 'tf.train.experimental.LossScale') -> 'A': pass", "text"),
+  (
+    "x = ['a text that is longer than 80 characters: tf.train.experimental.LossScale, of course']",
+    "text",
+  ),
   ("module.DynamicLossScale()", "unresolved"),
 ]
 # Sources below "import tensorflow as tf", with their only decision: its kind and what
@@ -233,11 +237,24 @@ ONE_DECISION = [
     "",
   ),
   (
+    "try: x = tf.train.experimental.LossScale\nexcept ValueError: x = 0\n"
+    "except AttributeError: x = None\n",
+    "guard",
+    "",
+  ),
+  # Without an optimizer that scales the loss, a checkpoint has no loss scale.
+  (
+    "tf.train.Saver().restore(sess, path)\nx.DynamicLossScale\n",
+    "unresolved",
+    "mp_compat.DynamicLossScale",
+  ),
+  (
     "try: import mp_compat\nexcept ImportError: mp_compat = None\n",
     "name-taken",
     "mp_compat.LossScale",
   ),
   ("import other as mp_compat\n", "name-taken", "mp_compat.LossScale"),
+  ("import mp_compat\ndel mp_compat\n", "name-taken", "mp_compat.LossScale"),
   ("def f():\n  import mp_compat\n", "name-taken", "mp_compat.LossScale"),
   (
     "def f():\n  global mp_compat\n  mp_compat = other\n",

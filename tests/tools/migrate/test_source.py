@@ -110,6 +110,7 @@ def test_decisions_have_place_and_persist(code, kinds, tmp_path):
   found = migrate_text(source, tmp_path)
   assert all(
     get_text_at(source, decision.place).startswith(decision.text[:30])
+    and len(decision.text) <= 80
     for decision in found.decisions
   )
   again = migrate_text(found.after, tmp_path)
