@@ -296,6 +296,9 @@ def test_eager_fit_skips_clipped_overflow(family):
     family.optimizers.SGD(0.1, clipvalue=0.5), "dynamic"
   )
   dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+  dense.build([None, 2])
+  if family.name == "v2":
+    dense.add_weight("unused", [])  # has no gradient
   model = keras.Sequential([dense])
   model.compile(opt, lambda _, y: y, run_eagerly=True)
   for x in ([1.0, np.inf], [1.0, 2.0]):
