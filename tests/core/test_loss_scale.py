@@ -209,3 +209,9 @@ def test_equal_scales_have_own_variables():
   with testing.initialized_session() as sess:
     sess.run(update)
     assert sess.run([first(), second()]) == [8.0, 4.0]
+
+
+@pytest.mark.parametrize("name", ["increment_period", "multiplier"])
+def test_classes_have_the_attributes_of_instances(name):
+  """As `unittest.mock.create_autospec` and help() need."""
+  assert hasattr(mp_compat.DynamicLossScale, name)

@@ -231,6 +231,20 @@ def test_steps_that_loss_scaling_skips_explain_difference(changed, status, words
 
 
 @pytest.mark.parametrize(
+  "run, result, words",
+  [
+    ("original", notes(replaced=True), "--steps 6 ends it after 6 train steps"),
+    ("original", notes(), "It had run 6 train steps: --steps 6 ends it after them."),
+    ("original", {}, "run it with mp_compat alone"),
+    ("mp_compat", {}, ""),
+  ],
+)
+def test_failures_have_hints(run, result, words):
+  text = report.hint(run, ALL, result)
+  assert words in text and bool(words) == bool(text)
+
+
+@pytest.mark.parametrize(
   "unrecorded, status, words",
   [(1, 2, "which may explain this"), (0, 1, "The reason is not known")],
 )
