@@ -112,6 +112,7 @@ TESTS = {
   "tools/compare/report": "tools/compare/report",
   "tools/compare/run_effects": "tools/compare/sessions",
   "tools/compare/step_building": "tools/compare/sessions",
+  "tools/compare/servers": "tools/compare/servers",
   "tools/compare/steps": "tools/compare/sessions",
   "tools/compare/training": "tools/compare/training",
   "tools/migrate/decisions": "tools/migrate/source",
@@ -618,6 +619,7 @@ MUTANTS = [
   ("tools/compare/report", "found.has_trained and ", ""),
   ("tools/compare/report", "elif _may_start_after_skip(run, found):", "elif False:"),
   ("tools/compare/report", 'and result["unrecorded"] < first["unrecorded"]', ""),
+  ("tools/compare/servers", ' or not _is_local(address.hostname or "")', ""),
   ("tools/compare/step_building", "step.decisions.update(around.decisions)", "pass"),
   (
     "tools/compare/step_building",
