@@ -13,7 +13,7 @@ def is_eager_by_mistake() -> bool:
   Each thread has a stack of the graphs and of the eager modes that it entered. It
   begins with eager mode if TensorFlow created its context before the program called
   `tf.disable_eager_execution`: some versions do when they are imported, such as 2.4 and
-  2.10, all in `tf.config.list_physical_devices`. In a function of the default graph,
+  2.10, others in `tf.config.list_physical_devices`. In a function of the default graph,
   which is on no stack, `tf.init_scope` then finds this eager mode.
   """
   if context.default_execution_mode == context.EAGER_MODE:
