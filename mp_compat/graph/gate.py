@@ -27,12 +27,15 @@ class GatedOps:
   Attributes:
     predicates: The ops that a gate may skip, each with the op that computes its
       predicate.
-    passed: The ops that `pass_if` made.
+    passed: The op of each tensor that `pass_if` returned, with the tensor that it
+      stands for.
+    merges: The ops that `gate` returned: each runs whether its step is skipped or not.
     built_before: The number of ops that the graph had before its first gate.
   """
 
   predicates: Dict[tf.Operation, tf.Operation] = dataclasses.field(default_factory=dict)
-  passed: Set[tf.Operation] = dataclasses.field(default_factory=set)
+  passed: Dict[tf.Operation, tf.Tensor] = dataclasses.field(default_factory=dict)
+  merges: Set[tf.Operation] = dataclasses.field(default_factory=set)
   built_before: int = 0
 
 
@@ -97,7 +100,9 @@ def gate(
       collected = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
       collected[-len(summaries) :] = _readable(summaries, skipped_ops)
     applied = control_flow.after(results, applied)
-    return tf.raw_ops.Merge(inputs=[skipped, applied]).output
+    merged = tf.raw_ops.Merge(inputs=[skipped, applied]).output
+  gated_ops(graph).merges.add(merged.op)
+  return merged
 
 
 def pass_if(
@@ -118,7 +123,7 @@ def pass_if(
   for tensor, scope in zip(tensors, scopes):
     with tf.name_scope(scope + "/"):
       passed = _passed_if(predicate, tensor, name)
-    gated.passed.add(passed.op)
+    gated.passed[passed.op] = tensor
     results.append(passed)
   return results
 
@@ -128,7 +133,10 @@ def _passed_if(predicate: tf.Tensor, tensor: tf.Tensor, name: str) -> tf.Tensor:
   graph = tf.get_default_graph()
   with graph.colocate_with(tensor.op, ignore_existing=True):
     if graph._get_control_flow_context() is None:
-      return tf.raw_ops.Switch(data=tensor, pred=predicate, name=name).output_true
+      with tf.name_scope(name) as own_name:
+        switched = tf.raw_ops.Switch(data=tensor, pred=predicate).output_true
+      # A Switch runs in any case, and so does what waits for it without reading it.
+      return tf.identity(switched, own_name)
     # TensorFlow differentiates a Switch in a loop or a branch as one of theirs.
     _, applied = control_flow.pivots(predicate, tf.logical_not(predicate))
     with tf.control_dependencies([applied]):
@@ -208,22 +216,30 @@ def _add_edges(
       waits = True
     if waits:
       waiting.add(op)
-  skipped = _skipped(needed, waiting)
+  skipped = _skipped(needed, waiting, gated)
   if not gated.predicates:
     gated.built_before = built_before
   gated.predicates.update(dict.fromkeys(skipped, predicate))
-  _bypass_switches(new - needed.keys(), gated.passed)
+  _read_unpassed(new - needed.keys(), gated.passed)
   return skipped
 
 
-def _bypass_switches(ops: Set[tf.Operation], passed: Set[tf.Operation]) -> None:
-  """Makes ops that are not part of the step read gradients as they are, not as they
-  were `passed`: they run in skipped steps, too, so that the program can fetch them.
+def _read_unpassed(
+  ops: Set[tf.Operation], passed: Dict[tf.Operation, tf.Tensor]
+) -> None:
+  """Makes ops that are not part of the step read, and wait for, gradients as they are,
+  not as they were `passed`: they run in skipped steps, too, so that the program can
+  fetch them.
   """
-  for op in ops - passed:
+  for op in ops - passed.keys():
     for index, tensor in enumerate(op.inputs):
       if tensor.op in passed:
-        op._update_input(index, tensor.op.inputs[0])
+        op._update_input(index, passed[tensor.op])
+    controls = op.control_inputs
+    if not passed.keys().isdisjoint(controls):
+      op._remove_all_control_inputs()
+      unpassed = [passed[each].op if each in passed else each for each in controls]
+      op._add_control_inputs(unpassed)
 
 
 def _is_skipped_with(
@@ -239,24 +255,35 @@ def _is_skipped_with(
   return not skipped.isdisjoint(reads)
 
 
-def _skipped(needed: _Reads, waiting: Set[tf.Operation]) -> Set[tf.Operation]:
-  """Returns the needed ops that wait, are in a cluster with one that does, or read an
-  op that may be skipped.
-
-  These are at least those that do not run: unlike `waiting`, they include each Merge
-  and ControlTrigger that reads one of them, and what reads these.
+def _skipped(
+  needed: _Reads, waiting: Set[tf.Operation], gated: GatedOps
+) -> Set[tf.Operation]:
+  """Returns the needed ops that wait, are in a cluster with one that does, or may not
+  run because of these.
   """
   clusters = set()  # XLA runs a cluster as one op.
   for op in waiting:
     if op._get_control_flow_context() is not None:
       clusters.add(contexts.compiled_around(op))
   clusters.discard(None)
-  skipped: Set[tf.Operation] = set()
+  skipped = set(waiting)
+  if clusters:
+    skipped.update(op for op in needed if contexts.compiled_around(op) in clusters)
+  return _with_readers(skipped, needed, gated)
+
+
+def _with_readers(
+  skipped: Set[tf.Operation], needed: _Reads, gated: GatedOps
+) -> Set[tf.Operation]:
+  """Returns `skipped` and those of `needed` that may not run if `skipped` do not: also
+  a Merge of which one input may be computed.
+  """
+  found = set(skipped)
   for op, reads in needed.items():
-    is_in_cluster = clusters and contexts.compiled_around(op) in clusters
-    if op in waiting or is_in_cluster or not skipped.isdisjoint(reads):
-      skipped.add(op)
-  return skipped
+    runs_always = op.type == "ControlTrigger" or op in gated.merges
+    if not runs_always and not found.isdisjoint(reads):
+      found.add(op)
+  return found
 
 
 def _check_reads(
@@ -276,7 +303,8 @@ def _check_reads(
   for reads in needed.values():
     read += reads
   outside = [op for op in read if op not in new]
-  skipped = _depending(outside, others, gated.built_before)
+  later = tf.get_default_graph().get_operations()[gated.built_before :]
+  skipped = _with_readers(others, _needed(outside, set(later)), gated)
   for op in outside:
     if op in skipped:
       raise ValueError(
@@ -287,20 +315,6 @@ def _check_reads(
           op.name, op.type
         )
       )
-
-
-def _depending(
-  ops: List[tf.Operation], skipped: Set[tf.Operation], built_before: int
-) -> Set[tf.Operation]:
-  """Returns `skipped` and, of `ops` and what they need, those that are not computed if
-  ops of `skipped` are not; all are among the ops that were built after `built_before`.
-  """
-  later = set(tf.get_default_graph().get_operations()[built_before:])
-  found = set(skipped)
-  for op, reads in _needed(ops, later).items():
-    if _is_skipped_with(op, reads, found):
-      found.add(op)
-  return found
 
 
 def _begins_loop_of(op: tf.Operation, new: Set[tf.Operation]) -> bool:
