@@ -9,7 +9,17 @@ Whether they run depends on the Session.
 """
 
 import collections
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import (
+  Container,
+  Dict,
+  Iterable,
+  List,
+  Mapping,
+  NamedTuple,
+  Optional,
+  Sequence,
+  Set,
+)
 
 from mp_compat._tensorflow import tf
 from mp_compat.core import gradients
@@ -204,7 +214,7 @@ def trace(
       _add_exchange(tensor.op, found)
   if check_computed and arguments:
     has_computed = bool(found.computed)
-    found.has_unknown_arguments = _may_be_gradients(arguments, has_computed)
+    found.has_unknown_arguments = _may_be_gradients(arguments, passed, has_computed)
   return found
 
 
@@ -228,14 +238,19 @@ def _add_sum_of_squares(
     sums_of_squares.update(dict.fromkeys(copied, tensor))
 
 
-def _may_be_gradients(arguments: List[tf.Tensor], has_computed: bool) -> bool:
+def _may_be_gradients(
+  arguments: List[tf.Tensor], passed: Container[TensorKey], has_computed: bool
+) -> bool:
   """Returns whether one of the arguments of functions may be a gradient that was
-  computed outside of the function. A scalar is a factor of other gradients, if any.
+  computed in a graph outside of the function: whether it is `passed` as one, or such
+  gradients are known already. A scalar is a factor of other gradients, if any.
   """
   around = graphs.enclosing_graphs()
   for argument in arguments:
-    is_factor = has_computed and argument.shape.rank == 0
     outside = around[around.index(argument.graph) + 1 :]
+    if outside and tensor_key(argument) in passed:
+      return True
+    is_factor = has_computed and argument.shape.rank == 0
     if not is_factor and any(_records_in(graph) for graph in outside):
       return True
   return False

@@ -128,7 +128,8 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
         "name, but {} exists.".format(name)
       )
     vars(self).setdefault("_mp_compat_weights", {})[name] = (initial_value, dtype)
-    return self._make_weight(name)
+    with graphs.init_scope():
+      return self._make_weight(name)
 
   def _weight(self, name: str) -> tf.Variable:
     """Returns the variable declared as `name` in the current graph; first creates all

@@ -117,15 +117,17 @@ def _select(condition: bool, yes: _Branch, no: _Branch) -> Scalar:
 
 def _select_tensor(condition: Scalar, yes: _Branch, no: _Branch) -> Scalar:
   """Returns a tensor with the value of the branch for `condition`, a bool tensor; both
-  are computed. Adds no op if `condition` is a bool, or both are the same; else one of
-  them is a tensor.
+  are computed. Adds no op if `condition` is a bool, or both are the same.
   """
   if isinstance(condition, bool):
     return _select(condition, yes, no)
   yes, no = _value(yes), _value(no)
   if yes is no:
     return yes
-  dtype = yes.dtype if tf.is_tensor(yes) else no.dtype
+  dtype = None
+  for value in (yes, no):
+    if tf.is_tensor(value):
+      dtype = value.dtype
   return tf.where_v2(
     condition, tf.convert_to_tensor(yes, dtype), tf.convert_to_tensor(no, dtype)
   )

@@ -18,6 +18,7 @@ from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
 from mp_compat.core import finite_check
 from mp_compat.core import gradients
+from mp_compat.graph import graphs
 
 Pairs = List[gradients.GradAndVar]
 # Maps the result of the finite check of this package, a scalar bool tensor, to that of
@@ -325,7 +326,7 @@ class OptimizerV2Mixin(_InnerLookupMixin, Keras2Mixin):
     """Makes the inner optimizer's variables for those that have gradients."""
     inner = self._optimizer
     variables = [variable for grad, variable in pairs if grad is not None]
-    with tf.name_scope(inner._name), tf.init_scope():
+    with tf.name_scope(inner._name), graphs.init_scope():
       if keras_features.CREATES_ALL_WEIGHTS:
         inner._create_all_weights(variables)
       else:
@@ -391,7 +392,7 @@ class OptimizerV3Mixin(Keras2Mixin):
     build = self._optimizer.build
     if keras_features.BUILDS_WHEN_APPLYING:
       build = self.build
-    with tf.name_scope(self._optimizer.name), tf.init_scope():
+    with tf.name_scope(self._optimizer.name), graphs.init_scope():
       build([variable for _, variable in pairs])
 
   def _aggregate(self, pairs: Pairs) -> Pairs:

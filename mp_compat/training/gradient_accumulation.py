@@ -339,7 +339,7 @@ def _local(shape: Any, dtype: tf.DType, name: str, device: str) -> tf.Variable:
   not contain it.
   """
   # A parameter server's device function would share it among workers.
-  with tf.device(device):
+  with graphs.init_scope(), tf.device(device):
     return variables.replica_variable(
       lambda: tf.zeros(shape, dtype),
       name=name,

@@ -483,9 +483,9 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         return whether an op of `shared` was found
 
     `pairs` are `(gradient, variable)` pairs with converted gradients. Returns None if
-    that is not known: reads share nothing, as those of TensorFlow's FixedLossScale, or
-    a constant is in a function that is called, which the search does not enter. Returns
-    False in eager mode.
+    that is not known: reads share nothing, as those of TensorFlow's FixedLossScale; a
+    constant is in a function that is called, which the search does not enter; or a
+    gradient is an argument of a function. Returns False in eager mode.
     """
     if tf.executing_eagerly():
       return False
@@ -505,6 +505,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     if any(tensor.op in shared for tensor in found.values()):
       return True
     if any(op.graph not in enclosing for op in constants):
+      return None
+    if any(contexts.is_argument(value) for value in values):
       return None
     return False
 

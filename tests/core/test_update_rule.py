@@ -5,6 +5,7 @@ Python numbers.
 import pytest
 
 from mp_compat.core import update_rule
+from tests.testing import tf
 
 
 def scales(history, initial=16.0, **rule):
@@ -69,3 +70,12 @@ def test_reciprocal_never_becomes_subnormal():
       0,
       0,
     )
+
+
+@pytest.mark.usefixtures("graph")
+def test_selects_between_two_numbers():
+  condition = tf.placeholder(tf.bool, [])
+  selected = update_rule._select_tensor(condition, 2, 3)
+  with tf.Session() as sess:
+    assert sess.run(selected, {condition: True}) == 2
+    assert sess.run(selected, {condition: False}) == 3

@@ -90,6 +90,69 @@ def test_functions_of_the_default_graph_use_its_loss_scale():
   assert ours == theirs
 
 
+# What else creates variables in functions of the default graph. Each is built in a
+# branch, a loop and a function; Keras's optimizers alone fail in all of them.
+VARIABLES = """
+import numpy as np, tensorflow
+tensorflow.config.experimental.list_physical_devices("CPU")
+tf = tensorflow.compat.v1
+tf.disable_eager_execution()
+import mp_compat
+w = tf.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
+x = tf.placeholder(tf.float32, [2])
+sgd = tf.train.GradientDescentOptimizer(1.)
+def done(op):
+  with tf.control_dependencies([op]):
+    return tf.constant(1.0)
+def add():
+  return done(accumulator.add(opt.compute_gradients(tf.reduce_sum(w * x), [w])))
+def step():
+  scale = mp_compat.DynamicLossScale(8., increment_period=1)
+  made = mp_compat.MixedPrecisionLossScaleOptimizer(sgd, scale)
+  return done(made.minimize(tf.reduce_sum(w * x), var_list=[w]))
+def keras_step():
+  scaled = keras.get_scaled_loss(tf.reduce_sum(w * x))
+  grads = keras.get_unscaled_gradients(tf.gradients(scaled, [w]))
+  return done(keras.apply_gradients(zip(grads, [w])))
+places = [
+  lambda build: tf.cond(tf.placeholder_with_default(True, []), build, lambda: 0.0),
+  lambda build: tf.while_loop(lambda i, v: i < 1, lambda i, v: (i + 1, v + build()), (0, 0.0))[1],
+  lambda build: tf.function(build)(),
+]
+builds = [add, step]
+optimizers = getattr(tensorflow.keras.optimizers, "legacy", tensorflow.keras.optimizers)
+if {}:
+  builds.append(keras_step)
+for build in builds:
+  for place in places:
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(sgd, 8.)
+    accumulator = mp_compat.GradientAccumulator(opt)
+    if build is keras_step:
+      keras = mp_compat.keras.LossScaleOptimizer(optimizers.SGD(1., .5))
+    op = place(build)
+    applied = accumulator.apply_gradients(accumulator.mean()) if build is add else []
+    with tf.Session() as sess:
+      sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+      overflow = [] if build is add else [[3., np.inf]]
+      for value in [[1., 2.]] + overflow + [[3., 4.]]:
+        sess.run(op, {{x: value}})
+      sess.run(applied)
+      print(build.__name__, np.round(sess.run(w), 3))
+"""
+# the mean of two micro-batches; two steps; two steps with a momentum of 0.5
+AFTER = {"add": "[-2. -3.]", "step": "[-4. -6.]", "keras_step": "[-4.5 -7. ]"}
+HAS_KERAS_2 = tuple(map(int, tf.__version__.split(".")[:2])) < (2, 16)
+
+
+def test_functions_of_the_default_graph_create_variables():
+  done = testing.run_python("-W", "ignore", "-c", VARIABLES.format(HAS_KERAS_2))
+  expected = []
+  for name in AFTER:
+    if name != "keras_step" or HAS_KERAS_2:
+      expected += 3 * ["{} {}".format(name, AFTER[name])]
+  assert done.stdout.splitlines() == expected, done.stderr
+
+
 SCALE_OF_ANOTHER_GRAPH = """
 import tensorflow
 tensorflow.config.experimental.list_physical_devices("CPU")

@@ -8,6 +8,7 @@ import tensorflow
 
 import mp_compat
 from tests import testing
+from tests.testing import FINITE
 from tests.testing import OVERFLOW
 from tests.testing import Optimizer
 from tests.testing import tf
@@ -154,6 +155,31 @@ def test_clipped_argument_logs_warning(call, warnings):
   grads, variables = zip(*opt.compute_gradients(training.loss))
   call(opt, grads, variables)
   assert [line for line in warnings if "arguments of a function" in line]
+
+
+@pytest.mark.parametrize("wrap", [tf.wrap_function, tensorflow.function])
+def test_argument_traced_before_gradients_logs_only_that(wrap, warnings):
+  training = testing.Training()
+  opt = Optimizer(testing.sgd(), "dynamic")
+
+  def apply(grad):
+    with tf.control_dependencies([opt.apply_gradients([(grad, training.w)])]):
+      return tf.constant(0.0)
+
+  signature = [tensorflow.TensorSpec([2], tf.float32)]
+  if wrap is tf.wrap_function:
+    applied = wrap(apply, signature)
+  else:
+    applied = wrap(apply, input_signature=signature)
+    applied.get_concrete_function()
+  ((grad, _),) = opt.compute_gradients(training.loss)
+  train_op = applied(grad)
+  (line,) = warnings
+  assert "arguments of a function" in line
+  with testing.initialized_session() as sess:
+    for x in (OVERFLOW, FINITE):
+      sess.run(train_op, {training.x: x})
+    np.testing.assert_array_equal(sess.run(training.w), -FINITE)
 
 
 def test_clipped_variable_of_functional_loop_logs_warning(warnings):
