@@ -46,8 +46,8 @@ def pivots(predicate: tf.Tensor, data: tf.Tensor) -> List[tf.Tensor]:
   second if it is True.
   """
   outputs = tf.raw_ops.Switch(data=data, pred=predicate)
-  # Grappler removes an edge from an Identity to an op if another path implies it, even a
-  # path through a ControlTrigger, which runs in any case; but no edge from a Merge.
+  # Grappler removes a control edge from an Identity to an op if another path implies
+  # it, even through a ControlTrigger, which runs in any case; but no edge from a Merge.
   return [tf.raw_ops.Merge(inputs=[output]).output for output in outputs]
 
 

@@ -3,8 +3,12 @@
 Each program is a sequence of actions in `apply_gradients`, perhaps inside of branches,
 loops and functions. Its variables after five steps, one of them an overflow, are those
 of the unwrapped optimizer that leaves this step out.
+
+`KINDS` lists what programs are made of: the edges by which an op depends on a gradient,
+the ops that run although what they read is not computed, and the rest.
 """
 
+import collections
 import functools
 import random
 
@@ -20,9 +24,17 @@ SIZE = 2
 STEPS = [[1.0, 2.0], [4.0, -1.0], [np.inf, 1.0], [0.5, 8.0], [2.0, 2.0]]
 
 
+EDGES = ["data", "control", "reference", "captured", "carried", "colocated", "no edge"]
+LIVE_OPS = ["Switch", "Merge", "ControlTrigger"]
+ACTIONS = """
+  assign branch loop counting_branch function average table both py_func
+""".split()
+KINDS = EDGES + LIVE_OPS + ACTIONS
+
+
 class Builder:
   """Builds the actions of one program; `self.state` are its variables, `self.sums`
-  reads of its hash tables.
+  reads of its hash tables, and `self.drawn` counts `KINDS`.
   """
 
   def __init__(self, seed, shared):
@@ -30,26 +42,79 @@ class Builder:
     self._shared = shared
     self.state = []
     self.sums = []
+    self.drawn = collections.Counter()
 
-  def variable(self, name):
+  def draw(self, kinds):
+    kind = self._random.choice(kinds)
+    self.drawn[kind] += 1
+    return kind
+
+  def variable(self, name, in_function=False):
+    is_reference = not in_function and self._random.random() < 0.3
+    self.drawn["reference"] += is_reference
     with tf.init_scope() if self._random.random() < 0.3 else tf.name_scope("own"):
       made = tf.Variable(
-        np.zeros(SIZE, np.float32), trainable=False, name=name, use_resource=True
+        np.zeros(SIZE, np.float32),
+        trainable=False,
+        name=name,
+        use_resource=not is_reference,
       )
     self.state.append(made)
     return made
 
   def value(self, grad):
     """Returns a tensor [SIZE] that derives from the gradient or from state."""
-    kinds = ["gradient", "product", "constant", "shared"] + ["state"] * bool(self.state)
+    edge = self.draw(["data", "data", "colocated", "no edge"])
+    if edge == "data":
+      derived = self._random.choice([grad, 0.25 * grad * grad])
+      return self.routed(derived)
+    if edge == "colocated":
+      with tf.colocate_with(grad):
+        return tf.fill([SIZE], 0.5)
+    kinds = ["constant", "shared"] + ["state"] * bool(self.state)
     kind = self._random.choice(kinds)
     if kind == "state":
       return 0.5 * self._random.choice(self.state).read_value() + 1.0
     return {
-      "gradient": lambda: grad,
-      "product": lambda: 0.25 * grad * grad,
       "constant": lambda: tf.ones([SIZE]),
       "shared": lambda: self._shared * tf.ones([SIZE]),
+    }[kind]()
+
+  def routed(self, value):
+    """Returns a tensor, perhaps through a Switch or a Merge that the program makes."""
+    kind = self._random.choice(["Switch", "Merge", "direct", "direct"])
+    if kind == "direct":
+      return value
+    self.drawn[kind] += 1
+    if kind == "Merge":  # runs with the input that is computed
+      flag = tf.placeholder_with_default(self._random.random() < 0.5, [])
+      if_false, if_true = tf.raw_ops.Switch(data=tf.ones([SIZE]), pred=flag)
+      return tf.raw_ops.Merge(inputs=[if_false, if_true + 0.0 * if_true]).output + value
+    flag = tf.reduce_sum(value) > self._random.choice([-100.0, 1.0])
+    if_false, if_true = tf.raw_ops.Switch(data=value, pred=flag)
+    return tf.raw_ops.Merge(inputs=[2.0 * if_false, tf.identity(if_true)]).output
+
+  def awaited(self, grad):
+    """Returns an op or a tensor that derives from the gradient, to wait for."""
+    kind = self._random.choice(["gradient", "product", "group", "Switch"])
+    kind = self._random.choice([kind, "ControlTrigger"])
+    if kind == "ControlTrigger":
+      self.drawn[kind] += 1
+      waited = self._random.choice(["gradient", "change"])
+      first = grad if waited == "gradient" else self.assign(grad, 0)
+      with tf.control_dependencies([first]):
+        return tf.raw_ops.ControlTrigger()
+    if kind == "Switch":
+      self.drawn[kind] += 1
+      with tf.control_dependencies([grad]):
+        switched = tf.raw_ops.Switch(
+          data=tf.constant(1.0), pred=tf.placeholder_with_default(True, [])
+        )
+      return switched.output_true.op
+    return {
+      "gradient": lambda: grad,
+      "product": lambda: 2.0 * grad,
+      "group": lambda: tf.group(grad),
     }[kind]()
 
   def assign(self, grad, depth):
@@ -69,16 +134,21 @@ class Builder:
     del depth
     variable, value = self.variable("looped"), self.value(grad)
     count = self._random.choice([0, 2])
+    is_carried = self.draw(["carried", "captured"]) == "carried"
+
+    def body(i, total, carried):
+      return i + 1, total + (carried if is_carried else value), carried
+
     total = tf.while_loop(
-      lambda i, total: i < count,
-      lambda i, total: (i + 1, total + value),
-      [0, tf.zeros([SIZE])],
+      lambda i, total, carried: i < count,
+      body,
+      [0, tf.zeros([SIZE]), value if is_carried else tf.zeros([SIZE])],
     )[1]
     return variable.assign_add(total)
 
   def counting_branch(self, grad, depth):
     del depth
-    variable, value = self.variable("counted"), self.value(grad)
+    variable, value = self.variable("counted", True), self.value(grad)
     flag = tf.reduce_sum(value) > self._random.choice([-100.0, 100.0])
 
     def counted():
@@ -88,7 +158,7 @@ class Builder:
     return tf.cond(flag, counted, lambda: tf.constant(0.0))
 
   def function(self, grad, depth):
-    variable, value = self.variable("in_function"), self.value(grad)
+    variable, value = self.variable("in_function", True), self.value(grad)
 
     @tensorflow.function
     def call(argument):
@@ -96,7 +166,19 @@ class Builder:
       variable.assign_add(tf.ones([SIZE]))
       return tf.reduce_sum(argument)
 
+    if self.draw(["captured", "carried"]) == "captured":
+      return tensorflow.function(lambda: call(value))()
     return call(value)
+
+  def py_func(self, grad, depth):
+    """Adds what a Python function returns, which may depend on nothing."""
+    del depth
+    variable, value = self.variable("computed"), self.value(grad)
+    arguments = self._random.choice([[], [value]])
+    computed = tf.py_func(
+      lambda *values: np.float32(1.0) + sum(map(np.sum, values)), arguments, tf.float32
+    )
+    return variable.assign_add(computed * tf.ones([SIZE]))
 
   def average(self, grad, depth):
     del depth
@@ -135,9 +217,13 @@ class Builder:
       return self.action(grad, depth - 1)
 
   def action(self, grad, depth=2):
-    kinds = [self.assign, self.branch, self.loop, self.counting_branch, self.function]
-    kinds += [self.average, self.table, self.both, self.both]
-    return self._random.choice(kinds)(grad, depth)
+    """Builds a random action, which may wait for the gradient without reading it."""
+    build = getattr(self, self.draw(ACTIONS + ["both"]))
+    if self._random.random() < 0.7:
+      return build(grad, depth)
+    self.drawn["control"] += 1
+    with tf.control_dependencies([self.awaited(grad)]):
+      return build(grad, depth)
 
 
 class Random(tf.train.MomentumOptimizer):
@@ -160,18 +246,26 @@ class Random(tf.train.MomentumOptimizer):
     return tf.group(applied, action)
 
 
+def build(seed, wrap):
+  """Returns the training, the variables, the builders and the train ops of two
+  optimizers.
+  """
+  training = testing.Training()
+  shared = 1.0 + tf.cast(training.global_step.read_value(), tf.float32)
+  builders = [Builder(seed, shared), Builder(seed + 1, shared)]
+  other = tf.get_variable("other", [SIZE], initializer=tf.zeros_initializer())
+  losses = [training.loss, tf.reduce_sum(other * training.x)]
+  variables, train_ops = [training.w, other], []
+  for builder, loss, variable in zip(builders, losses, variables):
+    opt = wrap(Random(builder, 3))
+    train_ops.append(opt.minimize(loss, var_list=[variable]))
+  return training, variables, builders, train_ops
+
+
 def train(seed, wrap, steps):
   """Returns the values of all variables of two optimizers after each step."""
   with tf.Graph().as_default():
-    training = testing.Training()
-    shared = 1.0 + tf.cast(training.global_step.read_value(), tf.float32)
-    builders = [Builder(seed, shared), Builder(seed + 1, shared)]
-    other = tf.get_variable("other", [SIZE], initializer=tf.zeros_initializer())
-    losses = [training.loss, tf.reduce_sum(other * training.x)]
-    variables, train_ops = [training.w, other], []
-    for builder, loss, variable in zip(builders, losses, list(variables)):
-      opt = wrap(Random(builder, 3))
-      train_ops.append(opt.minimize(loss, var_list=[variable]))
+    training, variables, builders, train_ops = build(seed, wrap)
     values = []
     with testing.initialized_session() as sess:
       for x in steps:
@@ -196,3 +290,14 @@ def test_skipped_step_leaves_out_random_actions(seed):
   start_of_skipped = wrapped.pop(skipped)
   assert wrapped == expected
   assert start_of_skipped == wrapped[skipped - 1]
+
+
+def test_ten_programs_have_all_kinds(control_flow):
+  del control_flow
+  drawn = collections.Counter()
+  for seed in range(0, 30, 3):
+    with tf.Graph().as_default():
+      _, _, builders, _ = build(seed, lambda opt: opt)
+    for builder in builders:
+      drawn += builder.drawn
+  assert not set(KINDS) - set(drawn)

@@ -1,5 +1,7 @@
 """Tests of what a skipped step does not run, and of what another step may not read."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow
@@ -172,12 +174,103 @@ def test_ops_behind_a_trigger_wait():
   assert skipped[0] == 0.0 and applied[0] == 1.0
 
 
+def wait_and_add(count, awaited, amount=lambda: 1.0):
+  with tf.control_dependencies([awaited]):
+    return tf.assign_add(count, amount())
+
+
+def wait_in_branch(count, grad):
+  return tf.cond(
+    tf.placeholder_with_default(True, []),
+    lambda: tf.identity(wait_and_add(count, grad)),
+    lambda: 0.0,
+  )
+
+
+def wait_in_loop(count, grad):
+  def body(i):
+    with tf.control_dependencies([wait_and_add(count, grad)]):
+      return tf.identity(i) + 1
+
+  return tf.while_loop(lambda i: i < 1, body, [0])
+
+
+def wait_for_trigger(count, grad):
+  other = counter("other")
+  with tf.control_dependencies([wait_and_add(other, grad)]):
+    trigger = tf.raw_ops.ControlTrigger()
+  return wait_and_add(count, trigger)
+
+
+def wait_for_switch(count, grad):
+  with tf.control_dependencies([grad]):
+    flag = tf.placeholder_with_default(True, [])
+    switched = tf.raw_ops.Switch(data=tf.constant(1.0), pred=flag)
+  return wait_and_add(count, switched.output_true.op)
+
+
+def amount_of_branch():
+  return tf.cond(tf.placeholder_with_default(True, []), lambda: 1.0, lambda: 2.0)
+
+
+def amount_of_loop():
+  return tf.while_loop(lambda i: i < 1.0, lambda i: i + 1.0, [0.0])
+
+
+def amount_of_python():
+  return tf.py_func(lambda: np.float32(1.0), [], tf.float32)
+
+
+WAITS = {
+  "for a tensor": wait_and_add,
+  "for a group": lambda count, grad: wait_and_add(count, tf.group(grad)),
+  "for a tuple": lambda count, grad: tf.assign_add(
+    count, tf.tuple([tf.constant(1.0), grad])[0]
+  ),
+  "for rows": lambda count, grad: wait_and_add(
+    count, tf.IndexedSlices(grad, tf.constant([0, 1])).op
+  ),
+  "for a trigger": wait_for_trigger,
+  "for a switch": wait_for_switch,
+  "constant": lambda count, grad: wait_and_add(count, grad, lambda: tf.constant(1.0)),
+  "conditional": lambda count, grad: wait_and_add(count, grad, amount_of_branch),
+  "loop": lambda count, grad: wait_and_add(count, grad, amount_of_loop),
+  "Python": lambda count, grad: wait_and_add(count, grad, amount_of_python),
+  "in a branch": wait_in_branch,
+  "in a loop": wait_in_loop,
+}
+
+
+@pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
+@pytest.mark.parametrize("wait", WAITS)
+def test_what_waits_without_reading_is_skipped(wait, use_resource, control_flow):
+  if control_flow == 2 and not use_resource and wait.startswith("in a "):
+    pytest.skip("functions cannot take reference variables")
+  count = tf.Variable(0.0, trainable=False, use_resource=use_resource)
+  skipped, applied = values_after(functools.partial(WAITS[wait], count), count)
+  assert skipped[0] == 0.0 and applied[0] == 1.0
+  np.testing.assert_array_equal(applied[1], -FINITE)
+
+
+def test_printing_after_a_gradient_waits(tmp_path):
+  path = tmp_path / "printed"
+
+  def build(grad):
+    with tf.control_dependencies([grad]):
+      return tf.print("a step", output_stream="file://{}".format(path))
+
+  values_after(build, counter())
+  assert path.read_text() == "a step\n"
+
+
 class Logging(tf.train.GradientDescentOptimizer):
   """Keeps a norm of its gradients, which its step does not need."""
 
   def apply_gradients(self, grads_and_vars, *args, **kwargs):
     grads_and_vars = list(grads_and_vars)
     self.gradients = [grad for grad, _ in grads_and_vars]
+    with tf.control_dependencies(self.gradients):
+      self.constant = tf.constant(3.0)
     self.norm = tf.while_loop(
       lambda i, norm: i < 1,
       lambda i, norm: (i + 1, tf.norm(self.gradients[0])),
@@ -191,10 +284,11 @@ def test_tensors_outside_of_the_step_are_fetched():
   inner = Logging(1.0)
   train_op = Optimizer(inner, "dynamic").minimize(training.loss)
   with testing.initialized_session() as sess:
-    norms = [
-      sess.run([train_op, inner.norm], {training.x: x})[1] for x in (OVERFLOW, FINITE)
+    fetched = [
+      sess.run([inner.norm, inner.constant, train_op], {training.x: x})[:2]
+      for x in (OVERFLOW, FINITE)
     ]
-  np.testing.assert_allclose(norms, [np.inf, np.sqrt(5.0)], rtol=1e-6)
+  np.testing.assert_allclose(fetched, [[np.inf, 3.0], [np.sqrt(5.0), 3.0]], rtol=1e-6)
 
 
 def test_gradient_of_two_variables_stays_one_tensor():
@@ -395,6 +489,11 @@ def derived_in_loop(tensor):
   return tf.while_loop(lambda rate: rate > 1.0, lambda rate: 0.5 * rate, [tensor])
 
 
+def derived_in_branch(tensor):
+  flag = tf.placeholder_with_default(True, [])
+  return tf.cond(flag, lambda: 0.5 * tensor, lambda: tf.constant(1.0))
+
+
 def minimize_two(first_inner, make_rate, build_second):
   training = testing.Training()
   first = Optimizer(first_inner, "dynamic")
@@ -412,7 +511,7 @@ SECOND_STEPS = {
 
 
 @pytest.mark.parametrize("second", SECOND_STEPS)
-@pytest.mark.parametrize("derive", [derived, derived_in_loop])
+@pytest.mark.parametrize("derive", [derived, derived_in_loop, derived_in_branch])
 @pytest.mark.parametrize("built_by", ["optimizer", "program"])
 def test_rate_that_derives_from_skipped_op_raises(built_by, derive, second):
   inner = Counter(counter(), derive if built_by == "optimizer" else tf.identity)
