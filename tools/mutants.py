@@ -31,6 +31,7 @@ TESTS = {
     "training/gate training/skipped_ops training/conditional_tensors "
     "programs/built_in_steps programs/unusual programs/training"
   ),
+  "graph/control_flow": "training/skipped_ops training/gate",
   "graph/effects": "training/skipped_ops training/gate",
   "graph/dead_tensors": "graph/dead_tensors monitoring/gradient_ranges programs/unusual",
   "_tensorflow/event_files": "monitoring/ranges_hook",
@@ -126,7 +127,19 @@ MUTANTS = [
   ("graph/gate", "return loop is None or loop.pivot.op in new", "return True"),
   ("graph/gate", "must_wait = effects.changing(needed, graph)", "must_wait = set()"),
   ("graph/gate", "op in gated.passed or _is", "_is"),
-  ("graph/gate", "op._update_input(index, tensor.op.inputs[0])", "pass"),
+  ("graph/gate", "op._update_input(index, passed[tensor.op])", "pass"),
+  ("graph/gate", "return tf.identity(switched, own_name)", "return switched"),
+  (
+    "graph/gate",
+    "if not passed.keys().isdisjoint(controls):",
+    "if False:",
+  ),
+  ("graph/gate", " or op in gated.merges", ""),
+  (
+    "graph/control_flow",
+    "tf.raw_ops.Merge(inputs=[output]).output for",
+    "tf.identity(output) for",
+  ),
   ("graph/gate", 'if op.type == "ControlTrigger":', "if False:"),
   ("graph/gate", "if graph._get_control_flow_context() is None:", "if True:"),
   ("core/conditional_apply", "[passed_by_key[key] for key in keys]", "passed"),
@@ -145,7 +158,7 @@ MUTANTS = [
   ("graph/gate", "found = set(skipped)", "return skipped"),
   ("graph/gate", "results + summaries + update_ops", "results + update_ops"),
   ("graph/gate", "+ summaries + update_ops", "+ summaries"),
-  ("graph/gate", "or not skipped.isdisjoint(reads)", ""),
+  ("graph/gate", "if not runs_always and not found.isdisjoint(reads):", "if False:"),
   ("graph/effects", "op_type in _PASSING or ", ""),
   (
     "graph/effects",
