@@ -58,7 +58,7 @@ def apply_in_each_replica(
   is_graph = tf.is_tensor(should_apply) and not tf.executing_eagerly()
   has_gate = is_graph and not ops.may_be_compiled()
   with tf.name_scope(SCOPE) as gate_scope:
-    pass
+    should_skip = tf.logical_not(should_apply) if has_gate else None
   replaced: Dict[str, str] = {}  # names of ops, by those of the ops that replace them
 
   def apply_in_scope(
@@ -71,7 +71,7 @@ def apply_in_each_replica(
     gate, of gradients that are not computed in a skipped step.
     """
     if has_gate:
-      own_grads = _passed_if(should_apply, own_grads, replaced)
+      own_grads = _passed_unless(should_skip, own_grads, replaced)
     with _scope(own_scope):
       return apply(own_grads, *own_args, **own_kwargs)
 
@@ -103,13 +103,13 @@ def _grouped(applied: distribute.PerReplica, scope: str) -> Optional[tf.Operatio
     return distribute.group(applied)
 
 
-def _passed_if(
-  should_apply: tf.Tensor,
+def _passed_unless(
+  should_skip: tf.Tensor,
   grads: Sequence[gradients.Gradient],
   replaced: Dict[str, str],
 ) -> List[gradients.Gradient]:
-  """Returns the gradients, which are not computed unless `should_apply`; adds to
-  `replaced` the names of the ops that they replace, by those of their own.
+  """Returns the gradients, which are not computed if `should_skip`; adds to `replaced`
+  the names of the ops that they replace, by those of their own.
   """
   values = gradients.values_of(grads)
   keys = contexts.tensor_keys(values)
@@ -117,7 +117,7 @@ def _passed_if(
   # Graph optimizers sort the terms of a sum by name. So that they add the gradients of
   # replicas in the same order as without loss scaling, the name begins as there.
   scopes = lineage.unscaled_names(distinct)
-  passed = gate.pass_if(should_apply, list(distinct.values()), scopes, SCOPE)
+  passed = gate.pass_unless(should_skip, list(distinct.values()), scopes, SCOPE)
   for before, after in zip(distinct.values(), passed):
     replaced[after.op.name] = before.op.name
   passed_by_key = dict(zip(distinct, passed))

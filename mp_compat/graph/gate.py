@@ -27,14 +27,13 @@ class GatedOps:
   Attributes:
     predicates: The ops that a gate may skip, each with the op that computes its
       predicate.
-    passed: The op of each tensor that `pass_if` returned, with the tensor that it
-      stands for.
+    passed: The ops that `pass_unless` made.
     merges: The ops that `gate` returned: each runs whether its step is skipped or not.
     built_before: The number of ops that the graph had before its first gate.
   """
 
   predicates: Dict[tf.Operation, tf.Operation] = dataclasses.field(default_factory=dict)
-  passed: Dict[tf.Operation, tf.Tensor] = dataclasses.field(default_factory=dict)
+  passed: Set[tf.Operation] = dataclasses.field(default_factory=set)
   merges: Set[tf.Operation] = dataclasses.field(default_factory=set)
   built_before: int = 0
 
@@ -49,7 +48,7 @@ def gate(
   a plain graph only.
 
       for op in what the results of build() need, inputs first:
-        if op reads a tensor that pass_if returned, or an op that waits:
+        if op reads what pass_unless or an op that waits computes:
           it waits: its input is not computed if `predicate` is False
         elif op changes state, or begins a loop:
           it waits: it gets a control input that is not computed either
@@ -105,14 +104,14 @@ def gate(
   return merged
 
 
-def pass_if(
-  predicate: tf.Tensor, tensors: Sequence[tf.Tensor], scopes: Sequence[str], name: str
+def pass_unless(
+  skip: tf.Tensor, tensors: Sequence[tf.Tensor], scopes: Sequence[str], name: str
 ) -> List[tf.Tensor]:
-  """Returns tensors of the same values, which are not computed in a run in which
-  `predicate` is False; neither is what derives from them.
+  """Returns tensors of the same values, which are not computed in a run in which `skip`
+  is True; neither is what derives from them.
 
-  `scopes` are the full name scopes of the new ops, one for each tensor, and `name` is
-  the last part of their names.
+  `skip` is a scalar bool tensor. `scopes` are the full name scopes of the new ops, one
+  for each tensor, and `name` is the last part of their names.
 
   It copies nothing. Graph optimizers do not move ops across it (outside of control
   flow), so the last bit of a result does not depend on what is before; and no fed
@@ -122,23 +121,22 @@ def pass_if(
   results = []
   for tensor, scope in zip(tensors, scopes):
     with tf.name_scope(scope + "/"):
-      passed = _passed_if(predicate, tensor, name)
-    gated.passed[passed.op] = tensor
+      passed = _passed_unless(skip, tensor, name)
+    gated.passed.add(passed.op)
     results.append(passed)
   return results
 
 
-def _passed_if(predicate: tf.Tensor, tensor: tf.Tensor, name: str) -> tf.Tensor:
-  """Returns one tensor of `pass_if`."""
+def _passed_unless(skip: tf.Tensor, tensor: tf.Tensor, name: str) -> tf.Tensor:
+  """Returns one tensor of `pass_unless`: the first output of its op, as which
+  TensorFlow's loops read a tensor that they wait for.
+  """
   graph = tf.get_default_graph()
   with graph.colocate_with(tensor.op, ignore_existing=True):
     if graph._get_control_flow_context() is None:
-      with tf.name_scope(name) as own_name:
-        switched = tf.raw_ops.Switch(data=tensor, pred=predicate).output_true
-      # A Switch runs in any case, and so does what waits for it without reading it.
-      return tf.identity(switched, own_name)
+      return tf.raw_ops.Switch(data=tensor, pred=skip, name=name).output_false
     # TensorFlow differentiates a Switch in a loop or a branch as one of theirs.
-    _, applied = control_flow.pivots(predicate, tf.logical_not(predicate))
+    applied, _ = control_flow.pivots(skip, tf.logical_not(skip))
     with tf.control_dependencies([applied]):
       return tf.identity(tensor, name)
 
@@ -175,10 +173,12 @@ def _add_edges(
 
   An op whose control input is not computed does not run, and neither does what reads
   it. Exceptions are Merge, which needs one of its inputs only, and the body of a loop,
-  whose ops wait for nothing outside: all inputs of the loop do.
+  whose ops wait for nothing outside: all inputs of the loop do. Other control inputs
+  than `applied` do not count: a Switch runs in any case, and graph optimizers remove
+  edges.
 
       for op in the ops that `ends` need, inputs first:
-        if pass_if made op, or op does not run if one that it reads does not:
+        if pass_unless made op, or op reads a tensor that is not computed:
           it waits; if it calls a function, it gets the control input, too
         elif op changes state, or begins a loop: it gets the control input, so it waits
       record the ops that may be skipped, with `predicate`
@@ -205,8 +205,8 @@ def _add_edges(
   must_wait.update(op for op in needed if _begins_loop_of(op, new))
   calls = effects.call_types(needed, graph)
   waiting: Set[tf.Operation] = set()
-  for op, reads in needed.items():
-    waits = op in gated.passed or _is_skipped_with(op, reads, waiting)
+  for op in needed:
+    waits = op in gated.passed or _waits_for_data(op, waiting)
     # A call runs ops of its functions that do not read what is not computed, but none
     # if a control input is not.
     needs_edge = op.type in calls if waits else op in must_wait
@@ -220,39 +220,30 @@ def _add_edges(
   if not gated.predicates:
     gated.built_before = built_before
   gated.predicates.update(dict.fromkeys(skipped, predicate))
-  _read_unpassed(new - needed.keys(), gated.passed)
+  _bypass_switches(new - needed.keys(), gated.passed)
   return skipped
 
 
-def _read_unpassed(
-  ops: Set[tf.Operation], passed: Dict[tf.Operation, tf.Tensor]
-) -> None:
-  """Makes ops that are not part of the step read, and wait for, gradients as they are,
-  not as they were `passed`: they run in skipped steps, too, so that the program can
-  fetch them.
+def _bypass_switches(ops: Set[tf.Operation], passed: Set[tf.Operation]) -> None:
+  """Makes ops that are not part of the step read gradients as they are, not as they
+  were `passed`: they run in skipped steps, too, so that the program can fetch them.
   """
-  for op in ops - passed.keys():
+  for op in ops - passed:
     for index, tensor in enumerate(op.inputs):
       if tensor.op in passed:
-        op._update_input(index, passed[tensor.op])
-    controls = op.control_inputs
-    if not passed.keys().isdisjoint(controls):
-      op._remove_all_control_inputs()
-      unpassed = [passed[each].op if each in passed else each for each in controls]
-      op._add_control_inputs(unpassed)
+        op._update_input(index, tensor.op.inputs[0])
 
 
-def _is_skipped_with(
-  op: tf.Operation, reads: List[tf.Operation], skipped: Set[tf.Operation]
-) -> bool:
-  """Returns whether `op`, which reads or waits for `reads`, does not run if `skipped`
-  do not.
+def _waits_for_data(op: tf.Operation, waiting: Set[tf.Operation]) -> bool:
+  """Returns whether `op` reads what ops that wait compute: one of its inputs, or all of
+  a Merge. The Merge at the beginning of a loop runs with the input of the loop.
   """
-  if op.type in contexts.MERGES:
-    return skipped.issuperset(reads)
-  if op.type == "ControlTrigger":  # It runs after its inputs, dead or not.
-    return False
-  return not skipped.isdisjoint(reads)
+  read = [tensor.op for tensor in op.inputs]
+  if op.type not in contexts.MERGES:
+    return not waiting.isdisjoint(read)
+  if read[-1].type in contexts.NEXT_ITERATIONS:
+    del read[1:]
+  return waiting.issuperset(read)
 
 
 def _skipped(
@@ -335,7 +326,7 @@ def _needed(ends: List[Element], among: Set[tf.Operation]) -> _Reads:
   it reads or waits for.
 
   Those are the ops of its inputs and its control inputs, in `among` or not. For a
-  Merge, they are only its inputs, of which it needs one (`_is_skipped_with`): its
+  Merge, they are only its inputs, of which it needs one: its
   control inputs are needed, too, but not noted. The Merge at the beginning of a loop
   comes before the ops of the loop, so its second input is not noted either.
 

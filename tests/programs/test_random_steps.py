@@ -176,7 +176,7 @@ class Builder:
     variable, value = self.variable("computed"), self.value(grad)
     arguments = self._random.choice([[], [value]])
     computed = tf.py_func(
-      lambda *values: np.float32(1.0) + sum(map(np.sum, values)), arguments, tf.float32
+      lambda *values: np.float32(1.0 + sum(map(np.sum, values))), arguments, tf.float32
     )
     return variable.assign_add(computed * tf.ones([SIZE]))
 
