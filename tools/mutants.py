@@ -80,13 +80,15 @@ TESTS = {
   "monitoring/float32_ops": "monitoring/float32_ops",
   "monitoring/gradient_ranges": "monitoring/gradient_ranges monitoring/measured_tensors "
   "monitoring/noise",
-  "monitoring/nonfinite_ops": "monitoring/stall",
+  "monitoring/nonfinite_ops": "monitoring/stall monitoring/mistakes",
   "monitoring/range_history": "monitoring/range_history monitoring/ranges_hook",
   "monitoring/ranges_hook": "monitoring/ranges_hook",
   "monitoring/hooks": (
     "monitoring/stall monitoring/hooks monitoring/hooks_in_control_flow "
     "monitoring/ranges_hook"
   ),
+  "monitoring/recomputation": "monitoring/stall monitoring/mistakes",
+  "monitoring/remedies": "monitoring/mistakes monitoring/stall",
   "monitoring/stall": "monitoring/stall monitoring/hooks",
   "monitoring/step_counter": "monitoring/step_counter",
   "training/step": (
@@ -495,8 +497,16 @@ MUTANTS = [
   ),
   ("monitoring/stall", " if contexts.tensor_key(each) not in finite", ""),
   ("monitoring/stall", '("gradient", "loss")', '("loss",)'),
-  ("monitoring/nonfinite_ops", " & ~_is_finite(exact)", ""),
-  ("monitoring/nonfinite_ops", "attribute.type = _wider(attribute.type)", "pass"),
+  ("monitoring/nonfinite_ops", " & ~is_finite(exact)", ""),
+  ("monitoring/nonfinite_ops", "exact - difference]", "exact]"),
+  ("monitoring/nonfinite_ops", "too_short = middle", "long_enough = middle"),
+  (
+    "monitoring/recomputation",
+    "attribute.type = _wider_enum(attribute.type, dtype)",
+    "pass",
+  ),
+  ("monitoring/remedies", "  if largest > _LARGEST_FLOAT32:", "  if False:"),
+  ("monitoring/remedies", " - failure.backward or computing", ""),
   ("monitoring/step_counter", "bool(self._changes) and self._written", "self._written"),
   ("monitoring/step_counter", " or steps > 1", ""),
   ("monitoring/step_counter", "self._is_stall_reported = False\n    is_due", "is_due"),
