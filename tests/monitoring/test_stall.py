@@ -343,6 +343,39 @@ def test_infinite_data_are_named_behind_finite_loss():
   assert text.splitlines()[-1].startswith(last)
 
 
+def trained_with(learning_rate, use_resource):
+  """Returns the message of a stall of float16 squares of a variable; "" without."""
+  with tf.Graph().as_default():
+    w = tf.get_variable(
+      "w", [2], initializer=tf.ones_initializer(), use_resource=use_resource
+    )
+    half = tf.cast(w, tf.float16, name="half")
+    factor = tf.placeholder_with_default(tf.ones([2], tf.float16), [2])
+    loss = tf.reduce_sum(tf.square(tf.cast(half * factor, tf.float32)))
+    opt = Optimizer(tf.train.GradientDescentOptimizer(learning_rate), 1.0)
+    train_op = opt.minimize(loss)
+    hook = mp_compat.LossScaleHook(opt, max_consecutive_skips=3)
+    try:
+      with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+        for _ in range(9):
+          sess.run(train_op)
+    except mp_compat.LossScaleStalledError as error:
+      return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("use_resource", [False, True], ids=["reference", "resource"])
+def test_cast_of_large_variable_names_it(use_resource):
+  """A learning rate is too large: the weights leave the range of float16."""
+  text = trained_with(5e4, use_resource).splitlines()[-1]
+  assert text.startswith(
+    "No scale makes the loss finite: half casts the variable w, whose largest value is "
+    "99999, to float16, which ends at 65504."
+  )
+  assert "restart from a checkpoint with a lower learning rate" in text
+  assert trained_with(0.1, use_resource) == ""
+
+
 @pytest.mark.usefixtures("control_flow")
 def test_loops_are_not_blamed():
   """What a loop computes is not known, so nothing is said of the reason."""
