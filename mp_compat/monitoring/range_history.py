@@ -487,6 +487,32 @@ def advise(history: History) -> Optional[Advice]:
   return Advice(kind, bounds.low, bounds.high, text, tensors)
 
 
+def advise_on_zeros(history: History) -> Optional[Advice]:
+  """Returns advice if all recorded values are zeros; None if others were recorded, or
+  none at all.
+  """
+  selected = history.selected()
+  if not selected or history.overflows:
+    return None
+  if any(tensor.exponents for _, tensor in selected):
+    return None
+  doubtful = _doubtful_scales(history)
+  text = (
+    "All gradients are zeros, and none of them in float16, where smaller values "
+    "vanish. Does the loss depend on the variables?"
+  )
+  if doubtful:
+    text = (
+      "Record with a loss scale above 2**{}. At 2**{}, all gradients are zeros, and in "
+      "float16, smaller values vanish: in {}. If they are zeros at every scale, the "
+      "loss does not depend on the variables."
+    )
+    largest = max(doubtful.values())
+    text = text.format(largest, largest, enumeration(list(doubtful), MOST_NAMED))
+  named = tuple(doubtful)[:MOST_NAMED]
+  return Advice("unknown", 0, LARGEST_SCALE, text, named)
+
+
 def _describe_overflows(history: History) -> str:
   """Returns a sentence on the records that were not finite."""
   steps = list(dict.fromkeys(str(overflow.step) for overflow in history.overflows))

@@ -214,6 +214,7 @@ class GradientRangesHook(plain_session.PlainSessionHook):
     self._history.add(record)
     self._events.write(lambda writer: self._write(writer, record, is_new_run))
     advice = range_history.advise(self._history)
+    advice = advice or range_history.advise_on_zeros(self._history)
     if advice is None:
       return
     has_overflowed = bool(self._history.upper_bounds())

@@ -521,6 +521,17 @@ def test_no_values_give_no_advice():
   assert advise(record(1, {"a": {}, "b": {0: 1}}, zeros=0)).kind == "none"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_zeros_are_advised_on_alone(dtype):
+  zeros = record(1, {"a": {}}, 2.0**5, dtype=dtype)
+  advice = range_history.advise_on_zeros(history(zeros))
+  assert advice.kind == "unknown"
+  assert advice.named == (("a",) if dtype == "float16" else ())
+  for other in [record(2, {"a": {0: 1}}), record(2, {"a": {}}, nonfinite=1)]:
+    assert range_history.advise_on_zeros(history(zeros, other)) is None
+  assert range_history.advise_on_zeros(range_history.History()) is None
+
+
 def test_restored_run_replaces_later_records():
   runs = [(1, 1), (1, 5), (1, 5), (1, 9), (2, 5), (2, 7), (3, 7), (3, 7)]  # run, step
   read = history(
