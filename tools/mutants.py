@@ -509,6 +509,8 @@ MUTANTS = [
   ("monitoring/remedies", " - failure.backward or computing", ""),
   ("monitoring/step_counter", "bool(self._changes) and self._written", "self._written"),
   ("monitoring/step_counter", " or steps > 1", ""),
+  ("monitoring/step_counter", "    if attempted is not None or self._is", "    if self._is"),
+  ("monitoring/hooks", "self._steps.restart()", "pass"),
   ("monitoring/step_counter", "self._is_stall_reported = False\n    is_due", "is_due"),
   ("monitoring/stall", "first = min(products", "first = max(products"),
   (

@@ -113,7 +113,8 @@ class LossScaleHook(plain_session.PlainSessionHook):
       max_consecutive_skips: the number of consecutive skipped steps that is a stall; an
         int of at least 1.
       on_stall: "raise" a `LossScaleStalledError`, "stop" the run (`request_stop`), or
-        "warn", once for each stall.
+        "warn", once for each stall. A new session, or a program that goes on after the
+        error, begins to count skipped steps again.
       min_scale_patience: the number of consecutive skipped steps without a lower scale
         that is a stall, too; an int of at least 1. If the loss scale's
         `overflow_tolerance` is larger, that is used.
@@ -288,6 +289,7 @@ class LossScaleHook(plain_session.PlainSessionHook):
     self._events.write(lambda writer: writer.flush())
     text = self._describe_stall(zip(self._fetched, results["diagnoses"]))
     if self._on_stall == "raise":
+      self._steps.restart()  # for a program that catches the error and goes on
       raise LossScaleStalledError(text)
     log.warn("%s", text)
     if self._on_stall == "stop":

@@ -169,6 +169,33 @@ def test_stall_can_stop_run(make_training):
   )
 
 
+@pytest.mark.parametrize("kind", ["session", "graph", "same session"])
+def test_each_retry_can_stall(make_training, kind):
+  """A program that catches the error and tries again does not skip forever."""
+  training = make_training(8.0)
+  hook = mp_compat.LossScaleHook(training.opt, min_scale_patience=3)
+  attempted = []
+
+  def skip(sess, train_op, x):
+    with pytest.raises(mp_compat.LossScaleStalledError, match=": 3 steps in a row"):
+      for _ in range(9):
+        hook.run(sess, train_op, {x: OVERFLOW})
+    attempted.append(hook.attempted)
+
+  graph = tf.get_default_graph()
+  for _ in range(3):
+    with tf.Graph().as_default() if kind == "graph" else graph.as_default():
+      train_op, x = training.train_op, training.x
+      if kind == "graph":
+        x, w = tf.placeholder(tf.float32, [2]), tf.get_variable("w", [2])
+        train_op = training.opt.minimize(tf.reduce_sum(w * x))
+      hook.begin()
+      with testing.initialized_session() as sess:
+        for _ in range(2 if kind == "same session" else 1):
+          skip(sess, train_op, x)
+  assert attempted == list(range(3, hook.attempted + 1, 3))
+
+
 def test_each_stall_can_log_one_warning(make_training):
   training = make_training(8.0)
   hook = mp_compat.LossScaleHook(

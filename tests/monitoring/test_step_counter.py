@@ -116,6 +116,22 @@ def test_new_session_keeps_counts():
   assert text in counted.describe_stall("train")
 
 
+def test_new_session_can_stall_again():
+  """With as many skips as the first: its scale may begin anew."""
+  counted = counter(skips=3)
+  assert run("+---", counted) == [4]
+  assert run("-----", counted) == [7]
+  assert "the last applied step was attempt 1 of 9" in counted.describe_stall("train")
+  counted.begin_session(8.0, attempted=20, skipped=2)
+  assert "no step was applied since attempt 20" in counted.describe_stall("train")
+
+
+def test_session_without_stall_keeps_skips():
+  """A session that ends now and then must not hide a stall."""
+  counted = counter(skips=5)
+  assert [run("--", counted) for _ in range(3)] == [[], [], [5]]
+
+
 def test_description_names_last_applied_step():
   counted = counter(patience=2)
   run("+v--", counted)
