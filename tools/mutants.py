@@ -381,7 +381,7 @@ MUTANTS = [
     "_LARGEST_CANCELLATION = 2.0**-7",
     "_LARGEST_CANCELLATION = 1.0",
   ),
-  ("monitoring/gradient_ranges", "/ total\n  of_random", "* 0.0\n  of_random"),
+  ("monitoring/gradient_ranges", "/ total\n  by_chance", "* 0.0\n  by_chance"),
   ("monitoring/gradient_ranges", " & (terms > 0.0)", ""),
   ("monitoring/gradient_ranges", " or is_behind_loss", " or True"),
   (

@@ -43,7 +43,8 @@ class Interval:
     now = self._clock()
     is_due = self._last_step is None
     if self._last_step is not None and self._steps is not None:
-      is_due = step >= self._last_step + self._steps
+      # A restored count may be lower.
+      is_due = not self._last_step <= step < self._last_step + self._steps
     elif self._last_step is not None and self._seconds is not None:
       is_due = now >= self._last_time + self._seconds
     if is_due:
@@ -222,8 +223,10 @@ class StepCounter:
     )
 
   def log_line(self, name: str) -> str:
-    """Returns a line on the steps of the train op `name`, and since the last line."""
-    line = (
+    """Returns a line on the steps of the train op `name`, and on those since
+    `note_logged` was called last.
+    """
+    return (
       "{}: loss scale {:g} after {} attempted steps: {} of the last {} skipped, "
       "{} ({:.2f}%) of all"
     ).format(
@@ -235,8 +238,10 @@ class StepCounter:
       self.skipped,
       100.0 * self.skipped / self.attempted,
     )
+
+  def note_logged(self) -> None:
+    """Notes that the steps up to now were logged."""
     self._logged_attempted, self._logged_skipped = self.attempted, self.skipped
-    return line
 
   def has_unlogged_steps(self) -> bool:
     """Returns whether steps were attempted after the last log line."""

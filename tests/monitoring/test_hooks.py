@@ -473,6 +473,34 @@ def test_check_of_the_program_warns(graph, warnings, how, overflows, warns):
   )
 
 
+BAD_ARGUMENTS = [
+  (mp_compat.LossScaleHook, dict(output_dir=3), "output_dir must be a path or None"),
+  (mp_compat.GradientRangesHook, dict(output_dir=3), "output_dir must be a path or"),
+  (mp_compat.GradientRangesHook, dict(dtypes=tf.int32), "must be floating.*int32"),
+  (mp_compat.GradientRangesHook, dict(dtypes="half precision"), "must be floating"),
+  (mp_compat.GradientRangesHook, dict(dtypes=16), "must be floating, .* but got 16"),
+  (mp_compat.LossScaleHook, dict(counters_in_graph="yes"), "must be True or False"),
+  (mp_compat.LossScaleHook, dict(optimizer=sgd()), "optimizer must be the Mixed"),
+  (mp_compat.GradientRangesHook, dict(optimizer=sgd()), "optimizer must be the Mixed"),
+  (
+    mp_compat.StopAtAttemptHook,
+    dict(optimizer=sgd(), num_attempts=3),
+    "optimizer must be the Mixed",
+  ),
+]
+BAD_ARGUMENTS += [
+  (mp_compat.LossScaleHook, dict(every_n_steps=n, every_n_secs=5.0), "but got both")
+  for n in (99, 100, 101)
+]
+
+
+@pytest.mark.parametrize("make, kwargs, text", BAD_ARGUMENTS)
+def test_constructors_refuse_wrong_arguments(make, kwargs, text):
+  kwargs = dict(dict(optimizer=Optimizer(sgd(), 8.0)), **kwargs)
+  with pytest.raises(ValueError, match=text):
+    make(**kwargs)
+
+
 class Fetched(NamedTuple):
   """A structure to fetch."""
 

@@ -79,6 +79,8 @@ def test_counts_and_log_lines():
   line = counted.log_line("train")
   counts = "2 of the last 4 skipped, 2 (50.00%) of all"
   assert line == "train: loss scale 4 after 4 attempted steps: " + counts
+  assert counted.log_line("train") == line and counted.has_unlogged_steps()
+  counted.note_logged()
   assert not counted.has_unlogged_steps()
   counted.count(4.0, False)
   assert counted.has_unlogged_steps() and "0 of the last 1" in counted.log_line("train")
@@ -88,6 +90,16 @@ def test_interval_of_steps():
   interval = step_counter.Interval(steps=3)
   assert [step for step in range(1, 11) if interval.is_due(step)] == [1, 4, 7, 10]
   assert not any(step_counter.Interval().is_due(step) for step in range(9))
+
+
+def test_interval_goes_on_after_lower_count():
+  """A checkpoint is restored in the same process, with the counts in the graph."""
+  counted = counter(steps=100)
+  counted.begin_session(8.0, attempted=5000)
+  counted.count(8.0, False)
+  counted.begin_session(8.0, attempted=50)
+  due = [counted.attempted for _ in range(201) if counted.count(8.0, False).log]
+  assert due == [51, 151, 251]
 
 
 def test_interval_of_seconds():
