@@ -86,6 +86,7 @@ def explain(tensor: tf.Tensor, fetched: recomputation.Values) -> Explanation:
       no inputs                          -> INPUT; OVERFLOW for a float16 constant
       an input is unknown, or not finite -> UNKNOWN
       the op gets values of others       -> RECEIVED
+      the op has a state, or effects     -> UNKNOWN
       exact = the result, computed again in float64 from its inputs
       a value is not finite in either    -> UNDEFINED: search for the rounding
       otherwise                          -> OVERFLOW
@@ -104,6 +105,8 @@ def explain(tensor: tf.Tensor, fetched: recomputation.Values) -> Explanation:
     return Explanation(UNKNOWN)
   if op.type.startswith(recomputation.RECEIVING):
     return Explanation(RECEIVED)
+  if op.op_def.is_stateful:  # such as a Python function, which may have effects
+    return Explanation(UNKNOWN)
   alone = recomputation.chain(tensor, fetched, depth=1)
   exact = recomputation.compute(tensor, alone, fetched, tf.float64)
   values = fetched[contexts.tensor_key(tensor)]

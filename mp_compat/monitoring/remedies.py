@@ -57,8 +57,9 @@ def on_forward(failure: Failure, result: str) -> str:
     return text.format(result, _LOOK_AT_INPUTS)
   return text.format(
     result,
-    ". If {} overflows, because float16 ends at 65504, compute it in float32. "
-    "Otherwise correct its inputs.".format(failure.name),
+    ". If {} overflows, because float16 ends at 65504, or values were rounded to 0, "
+    "compute it and what comes before it in float32. If nothing changes, correct its "
+    "inputs.".format(failure.name),
   )
 
 

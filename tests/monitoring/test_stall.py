@@ -213,7 +213,7 @@ REASONS = {
       lambda x: tf.cast(in_function(tf.square, two_layers(x)), tf.float32),
     ),
     "No scale makes the loss finite. If ",
-    "PartitionedCall overflows, because float16 ends at 65504, compute it in float32. Otherwise correct its inputs.",
+    "PartitionedCall overflows, because float16 ends at 65504, or values were rounded to 0, compute it and what comes before it in float32. If nothing changes, correct its inputs.",
   ),
   "gradient of function": (
     (
@@ -334,6 +334,24 @@ def test_forward_overflow_is_named_behind_finite_loss():
   assert text.splitlines()[-1].startswith(
     "No scale makes the gradients finite, because float16 ends at 65504: compute Exp in"
   )
+
+
+def test_python_functions_are_not_called_again():
+  """They may have effects."""
+  calls = []
+
+  def function(values):
+    calls.append(values.dtype)
+    return values * np.float16(np.inf)
+
+  def with_gradient(h):
+    return tf.custom_gradient(
+      lambda t: (tf.identity(t), lambda dy: tf.py_func(function, [dy], tf.float16))
+    )(h)
+
+  text = injected(with_gradient, 1.0, tf.float16)
+  assert set(calls) == {np.dtype(np.float16)} and len(calls) == 17
+  assert "float64" not in text and "gradients/IdentityN_grad/PyFunc" in text
 
 
 def test_infinite_data_are_named_behind_finite_loss():
