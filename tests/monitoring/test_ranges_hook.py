@@ -586,7 +586,7 @@ def test_wrong_every_n_steps_raises(every_n_steps):
     ValueError,
     match="every_n_steps must be an int of at least 1, but got " + repr(every_n_steps),
   ):
-    mp_compat.GradientRangesHook(None, every_n_steps)
+    mp_compat.GradientRangesHook(Optimizer(sgd(), 8.0), every_n_steps)
 
 
 SOAK = """
