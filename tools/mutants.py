@@ -81,13 +81,15 @@ TESTS = {
   "monitoring/float32_ops": "monitoring/float32_ops",
   "monitoring/gradient_ranges": "monitoring/gradient_ranges monitoring/measured_tensors "
   "monitoring/noise",
-  "monitoring/nonfinite_ops": "monitoring/stall",
+  "monitoring/nonfinite_ops": "monitoring/stall monitoring/mistakes",
   "monitoring/range_history": "monitoring/range_history monitoring/ranges_hook",
   "monitoring/ranges_hook": "monitoring/ranges_hook",
   "monitoring/hooks": (
     "monitoring/stall monitoring/hooks monitoring/hooks_in_control_flow "
     "monitoring/ranges_hook"
   ),
+  "monitoring/recomputation": "monitoring/stall monitoring/mistakes",
+  "monitoring/remedies": "monitoring/mistakes monitoring/stall",
   "monitoring/stall": "monitoring/stall monitoring/hooks",
   "monitoring/step_counter": "monitoring/step_counter",
   "training/step": (
@@ -386,7 +388,7 @@ MUTANTS = [
     "_LARGEST_CANCELLATION = 2.0**-7",
     "_LARGEST_CANCELLATION = 1.0",
   ),
-  ("monitoring/gradient_ranges", "/ total\n  of_random", "* 0.0\n  of_random"),
+  ("monitoring/gradient_ranges", "/ total\n  by_chance", "* 0.0\n  by_chance"),
   ("monitoring/gradient_ranges", " & (terms > 0.0)", ""),
   ("monitoring/gradient_ranges", " or is_behind_loss", " or True"),
   (
@@ -432,8 +434,8 @@ MUTANTS = [
     ":",
   ),
   ("monitoring/range_history", "if worst.high < 0:", "if False:"),
-  ("monitoring/range_history", "low > 0 or has_overflowed or may", "low > 0 or may"),
-  ("monitoring/range_history", "has_overflowed or may_vanish", "has_overflowed"),
+  ("monitoring/range_history", "low > 0 or has_overflowed or", "low > 0 or"),
+  ("monitoring/range_history", "has_overflowed or bool(vanishing)", "has_overflowed"),
   ("monitoring/range_history", "if shift < SHOWN:", "if False:"),
   ("monitoring/range_history", "if low > 0 and values.get(", "if values.get("),
   ("monitoring/range_history", "    if not is_noise:\n", "    if True:\n"),
@@ -502,10 +504,24 @@ MUTANTS = [
   ),
   ("monitoring/stall", " if contexts.tensor_key(each) not in finite", ""),
   ("monitoring/stall", '("gradient", "loss")', '("loss",)'),
-  ("monitoring/nonfinite_ops", " & ~_is_finite(exact)", ""),
-  ("monitoring/nonfinite_ops", "attribute.type = _wider(attribute.type)", "pass"),
+  ("monitoring/nonfinite_ops", " & ~is_finite(exact)", ""),
+  ("monitoring/nonfinite_ops", "exact - difference]", "exact]"),
+  ("monitoring/nonfinite_ops", "too_short = middle", "long_enough = middle"),
+  (
+    "monitoring/recomputation",
+    "attribute.type = _wider_enum(attribute.type, dtype)",
+    "pass",
+  ),
+  ("monitoring/remedies", "  if largest > _LARGEST_FLOAT32:", "  if False:"),
+  ("monitoring/remedies", " - failure.backward or computing", ""),
   ("monitoring/step_counter", "bool(self._changes) and self._written", "self._written"),
   ("monitoring/step_counter", " or steps > 1", ""),
+  (
+    "monitoring/step_counter",
+    "    if attempted is not None or self._is",
+    "    if self._is",
+  ),
+  ("monitoring/hooks", "self._steps.restart()", "pass"),
   ("monitoring/step_counter", "self._is_stall_reported = False\n    is_due", "is_due"),
   ("monitoring/stall", "first = min(products", "first = max(products"),
   (

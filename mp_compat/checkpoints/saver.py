@@ -135,7 +135,9 @@ def restore(self: tf.train.Saver, sess: tf.Session, save_path: files.Path) -> No
   try:
     if feeds:
       tf.logging.info(
-        "Restoring parameters from %s, which has other variable names", path
+        "Restoring parameters from %s, in which some names or dtypes are missing or "
+        "differ",
+        path,
       )
       sess.run(self.saver_def.restore_op_name, feeds)
     else:

@@ -24,20 +24,12 @@ _COPYING = frozenset(
     "Transpose",
   ]
 )
+# Ops of branches and loops of control flow v1.
+ROUTING = frozenset(["Enter", "Exit", "Merge", "NextIteration", "Switch"])
 # Ops that compute no values, but copy those of some of their inputs.
 MOVING = _COPYING.union(
-  [
-    "ConcatV2",
-    "Enter",
-    "IdentityN",
-    "Merge",
-    "NextIteration",
-    "Pack",
-    "Split",
-    "SplitV",
-    "Switch",
-    "Unpack",
-  ]
+  ["ConcatV2", "IdentityN", "Pack", "Split", "SplitV", "Unpack"],
+  ROUTING - {"Exit"},
 )
 # Ops that add up gradients: of a variable that several ops use, and of one that is
 # broadcast.

@@ -41,6 +41,7 @@ _BINS = 512
 # nothing. docs/gradient_ranges.md has what was measured.
 _LARGEST_CANCELLATION = 2.0**-7  # of the sum of magnitudes, also of a few terms
 _LARGEST_OF_RANDOM_SIGNS = 0.125  # the same, times sqrt(n)
+_MANY_VALUES = 4.0  # so many sums of random signs are not all that small
 
 Dtypes = Union[str, tf.DType, Iterable[Union[str, tf.DType]]]
 
@@ -205,7 +206,7 @@ def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Dtypes) -> Repor
   Raises:
     RuntimeError, ValueError: See `gradient_ranges`.
   """
-  wanted = _floating(dtypes)
+  wanted = floating(dtypes)
   record = reports.readable_step(optimizer)
   computed: List[lineage.Computed] = []
   if optimizer._mp_compat_settings.check_computed_gradients:
@@ -234,18 +235,20 @@ def report(optimizer: MixedPrecisionLossScaleOptimizer, dtypes: Dtypes) -> Repor
   )
 
 
-def _floating(dtypes: Dtypes) -> List[tf.DType]:
+def floating(dtypes: Dtypes) -> List[tf.DType]:
   """Returns the dtypes that one or several are; raises a ValueError if one is not
   floating.
   """
   if isinstance(dtypes, (str, tf.DType)):
     dtypes = [dtypes]
-  found = [tf.as_dtype(dtype) for dtype in dtypes]
+  text = "dtypes must be floating, such as tf.float16, but got {}."
+  try:
+    found = [tf.as_dtype(dtype) for dtype in dtypes]
+  except TypeError as error:
+    raise ValueError(text.format(repr(dtypes))) from error
   for dtype in found:
     if not dtype.is_floating:
-      raise ValueError(
-        "dtypes must be floating, such as tf.float16, but got {}.".format(dtype.name)
-      )
+      raise ValueError(text.format(dtype.name))
   return found
 
 
@@ -521,14 +524,16 @@ def _is_noise(counted: _Counts, total: tf.Tensor) -> tf.Tensor:
   """Returns bool [n], whether the terms of each tensor cancel; `total` [n] is the
   number of its values.
 
-  With n terms for each value, that is
+  With n terms for each of m values, that is
 
-      sum |values| <= min(2**-7, 0.125 / sqrt(n)) * sum |terms|
+      sum |values| <= min(2**-7, 0.125 / sqrt(n) * min(1, m / 4)**2) * sum |terms|
 
-  Not if all terms are zeros, which may have underflowed, nor if their sum overflows.
+  Of few values, all may be small by chance. Not if all terms are zeros, which may have
+  underflowed, nor if their sum overflows.
   """
   terms_of_value = tf.cast(counted.number_of_terms, tf.float64) / total
-  of_random_signs = _LARGEST_OF_RANDOM_SIGNS * tf.math.rsqrt(
+  by_chance = tf.square(tf.minimum(total / _MANY_VALUES, 1.0))
+  of_random_signs = (_LARGEST_OF_RANDOM_SIGNS * by_chance) * tf.math.rsqrt(
     tf.maximum(terms_of_value, 1.0)
   )
   share = tf.cast(tf.minimum(of_random_signs, _LARGEST_CANCELLATION), tf.float32)

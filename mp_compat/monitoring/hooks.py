@@ -3,6 +3,8 @@
 
 from typing import Iterable, List, NamedTuple, Optional, Tuple
 
+import numpy as np
+
 from mp_compat._tensorflow import auto_mixed_precision
 from mp_compat._tensorflow import event_files
 from mp_compat._tensorflow import log
@@ -21,6 +23,13 @@ from mp_compat.monitoring import step_counter
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 ON_STALL = ("raise", "stop", "warn")
+
+
+class _Default(int):
+  """The default of an argument, which is not the same number that is passed."""
+
+
+_EVERY_100 = _Default(100)
 
 
 class LossScaleStalledError(RuntimeError):
@@ -94,7 +103,7 @@ class LossScaleHook(plain_session.PlainSessionHook):
   def __init__(
     self,
     optimizer: MixedPrecisionLossScaleOptimizer,
-    every_n_steps: Optional[int] = 100,
+    every_n_steps: Optional[int] = _EVERY_100,
     every_n_secs: Optional[float] = None,
     max_consecutive_skips: int = 50,
     on_stall: str = "raise",
@@ -113,7 +122,8 @@ class LossScaleHook(plain_session.PlainSessionHook):
       max_consecutive_skips: the number of consecutive skipped steps that is a stall; an
         int of at least 1.
       on_stall: "raise" a `LossScaleStalledError`, "stop" the run (`request_stop`), or
-        "warn", once for each stall.
+        "warn", once for each stall. A new session, or a program that goes on after the
+        error, begins to count skipped steps again.
       min_scale_patience: the number of consecutive skipped steps without a lower scale
         that is a stall, too; an int of at least 1. If the loss scale's
         `overflow_tolerance` is larger, that is used.
@@ -126,16 +136,23 @@ class LossScaleHook(plain_session.PlainSessionHook):
         include the counts, and one without them cannot be restored.
 
     Raises:
-      ValueError: If an argument is out of its range, or both intervals between log
-        lines are passed.
+      ValueError: If an argument is out of its range or of another kind, or both
+        intervals between log lines are passed.
     """
+    super().__init__(optimizer, output_dir)
     arguments.choice("on_stall", on_stall, ON_STALL)
-    if every_n_secs is not None and every_n_steps not in (None, 100):  # the default
+    if not isinstance(counters_in_graph, (bool, np.bool_)):
+      raise ValueError(
+        "counters_in_graph must be True or False, but got {!r}.".format(
+          counters_in_graph
+        )
+      )
+    is_passed = every_n_steps is not None and every_n_steps is not _EVERY_100
+    if every_n_secs is not None and is_passed:
       raise ValueError(
         "Expected every_n_steps or every_n_secs, but got both, {!r} and {!r}. Remove "
         "one of them.".format(every_n_steps, every_n_secs)
       )
-    self._optimizer = optimizer
     interval = step_counter.Interval()
     if every_n_secs is not None:
       seconds = arguments.scale("every_n_secs", every_n_secs)
@@ -153,7 +170,6 @@ class LossScaleHook(plain_session.PlainSessionHook):
       interval=interval,
     )
     self._on_stall = on_stall
-    self._output_dir = output_dir
     self._counters_in_graph = counters_in_graph
     self._session: Optional[tf.Session] = None  # in which `_read_state` was last called
 
@@ -288,6 +304,7 @@ class LossScaleHook(plain_session.PlainSessionHook):
     self._events.write(lambda writer: writer.flush())
     text = self._describe_stall(zip(self._fetched, results["diagnoses"]))
     if self._on_stall == "raise":
+      self._steps.restart()  # for a program that catches the error and goes on
       raise LossScaleStalledError(text)
     log.warn("%s", text)
     if self._on_stall == "stop":
@@ -302,7 +319,7 @@ class LossScaleHook(plain_session.PlainSessionHook):
           watched.train_op.name,
         )
     elif self._steps.has_unlogged_steps():
-      tf.logging.info("%s", self._steps.log_line(self._name))
+      self._log()
     self._write()
     self._events.write(lambda writer: writer.close())
 
@@ -322,9 +339,13 @@ class LossScaleHook(plain_session.PlainSessionHook):
   def _count(self, scale: float, is_skipped: bool) -> None:
     due = self._steps.count(scale, is_skipped)
     if due.log:
-      tf.logging.info("%s", self._steps.log_line(self._name))
+      self._log()
     if due.write:
       self._write()
+
+  def _log(self) -> None:
+    tf.logging.info("%s", self._steps.log_line(self._name))
+    self._steps.note_logged()
 
   def _write(self) -> None:
     if not self._steps.must_write():
@@ -433,11 +454,12 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
         after which the run stops; an int of at least 1.
 
     Raises:
-      ValueError: If `num_attempts` is out of its range. `begin` raises it if a train op
+      ValueError: If `num_attempts` is out of its range, or `optimizer` is of another
+        kind. `begin` raises it if a train op
         is inside a loop or a function, or if a queue runner runs it, as with
         `SyncReplicasOptimizer`.
     """
-    self._optimizer = optimizer
+    self._optimizer = reports.checked_optimizer(optimizer)
     self._remaining = arguments.positive_int("num_attempts", num_attempts)
 
   def begin(self) -> None:

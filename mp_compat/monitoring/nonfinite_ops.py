@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explains why an op has a result that is not finite: computes it again in float64."""
+"""Explains why an op has a result that is not finite: computes it again in a wider
+dtype, from its inputs and from what came before.
+"""
 
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 
 from mp_compat._tensorflow import tf
+from mp_compat.graph import contexts
+from mp_compat.monitoring import recomputation
 
-# Ops of Horovod, NCCL and TensorFlow whose results depend on other processes.
-_RECEIVING = ("Collective", "Horovod", "Nccl")
-
-_WIDER = {
-  tf.float16.as_datatype_enum: tf.float64.as_datatype_enum,
-  tf.bfloat16.as_datatype_enum: tf.float64.as_datatype_enum,
-  tf.float32.as_datatype_enum: tf.float64.as_datatype_enum,
-  tf.complex64.as_datatype_enum: tf.complex128.as_datatype_enum,
-}
+# How many ops in a row before an op may have read a constant that decides.
+_NEAR = 8
+# The most values of a chain to compute again.
+_MOST_VALUES = 2**27
 
 # What ops do whose exact result is not finite, if an input is 0, or otherwise.
 _AT_ZERO = {
@@ -42,6 +41,10 @@ _ELSEWHERE = {
   "Sqrt": "computes the root of a negative number",
 }
 
+# By dtype, the relative difference of numbers that round to the same, and the largest
+# power of 2 below those that do not round to 0.
+_INDISTINCT = {tf.float16: (2.0**-13, 2.0**-26), tf.bfloat16: (2.0**-10, 0.0)}
+
 INPUT = "input"  # It has no inputs: a placeholder, an iterator.
 OVERFLOW = "overflow"  # Its exact result is finite, but above the largest number.
 UNDEFINED = "undefined"  # Its exact result is not finite either.
@@ -55,45 +58,193 @@ class Explanation(NamedTuple):
   Attributes:
     cause: One of the constants above, such as `OVERFLOW`.
     text: What the op does, to follow its name, if the cause is `UNDEFINED`.
+    largest: The largest magnitude of the exact result, if the cause is `OVERFLOW`; inf
+      if it is not known.
+    finite_in: "float32" or "float64" if the cause is `UNDEFINED`, but the result is
+      finite when `ops` compute in it; otherwise "".
+    ops: The ops to compute in a wider dtype, in float16 or bfloat16 now for "float32".
+    constants: The values of float16 and bfloat16 constants, by name, for each of which
+      another number that rounds to it makes the result finite in float32.
+    readers: The ops that the constants enter on the way to the result.
+    begin: What the ops read that were computed again, if the cause is `UNDEFINED`, and
+      the result is not finite in a wider dtype either.
   """
 
   cause: str
   text: str = ""
+  largest: float = np.inf
+  finite_in: str = ""
+  ops: Sequence[tf.Operation] = ()
+  constants: Dict[str, float] = {}
+  readers: Sequence[tf.Operation] = ()
+  begin: Sequence[tf.Tensor] = ()
 
 
-def explain(
-  tensor: tf.Tensor, values: np.ndarray, inputs: Sequence[Optional[np.ndarray]]
-) -> Explanation:
+def explain(tensor: tf.Tensor, fetched: recomputation.Values) -> Explanation:
   """Returns why some values of an op's result are not finite.
 
       no inputs                          -> INPUT; OVERFLOW for a float16 constant
       an input is unknown, or not finite -> UNKNOWN
       the op gets values of others       -> RECEIVED
-      exact = the result, computed again in float64
-      a value is not finite in either    -> UNDEFINED
+      the op has a state, or effects     -> UNKNOWN
+      exact = the result, computed again in float64 from its inputs
+      a value is not finite in either    -> UNDEFINED: search for the rounding
       otherwise                          -> OVERFLOW
 
   Args:
     tensor: the result.
-    values: its values.
-    inputs: the values of each input of the op; None if they are not known.
+    fetched: the values of `tensor`, and of others of the step.
   """
   op = tensor.op
   if not len(op.inputs):
     is_float16_constant = op.type == "Const" and tensor.dtype == tf.float16
     return Explanation(OVERFLOW if is_float16_constant else INPUT)
-  finite = [each for each in inputs if each is not None and _is_finite(each).all()]
+  inputs = [fetched.get(contexts.tensor_key(value)) for value in op.inputs]
+  finite = [each for each in inputs if each is not None and is_finite(each).all()]
   if len(finite) < len(inputs):
     return Explanation(UNKNOWN)
-  if op.type.startswith(_RECEIVING):
+  if op.type.startswith(recomputation.RECEIVING):
     return Explanation(RECEIVED)
-  exact = _in_float64(op, finite, tensor.value_index)
+  if op.op_def.is_stateful:  # such as a Python function, which may have effects
+    return Explanation(UNKNOWN)
+  alone = recomputation.chain(tensor, fetched, depth=1)
+  exact = recomputation.compute(tensor, alone, fetched, tf.float64)
+  values = fetched[contexts.tensor_key(tensor)]
   if exact is None or exact.shape != np.shape(values):
     return Explanation(UNKNOWN)
-  undefined = ~_is_finite(values) & ~_is_finite(exact)
+  undefined = ~is_finite(values) & ~is_finite(exact)
   if not undefined.any():
-    return Explanation(OVERFLOW)
-  return Explanation(UNDEFINED, _describe(op.type, finite))
+    return Explanation(OVERFLOW, largest=float(np.abs(exact).max(initial=0)))
+  return _search_rounding(tensor, fetched, _describe(op.type, finite))
+
+
+def _search_rounding(
+  tensor: tf.Tensor, fetched: recomputation.Values, text: str
+) -> Explanation:
+  """Returns which rounding makes a result undefined.
+
+  it is finite if the last ops compute in float32   -> "float32", these ops
+  or if a constant is another number that rounds to it -> the constants
+  it is finite if the last ops compute in float64   -> "float64", these ops
+  otherwise                                         -> what it was computed from
+  """
+  undefined = Explanation(UNDEFINED, text)
+  chains = _chains(tensor, fetched)
+  tried = []
+  if chains[-1].narrow_ops():
+    search = _search(tensor, fetched, chains, tf.float32)
+    if search.found is not None:
+      return undefined._replace(finite_in="float32", ops=search.found.narrow_ops())
+    undefined = _with_constants(undefined, tensor, fetched)
+    tried.append(search)
+  search = _search(tensor, fetched, chains, tf.float64)
+  if search.found is not None:
+    return undefined._replace(finite_in="float64", ops=search.found.ops)
+  tried.append(search)
+  longest = max(tried, key=lambda each: len(each.tried.ops))
+  return undefined._replace(begin=longest.tried.begin)
+
+
+class _Search(NamedTuple):
+  """What chains of ops give in a dtype.
+
+  Attributes:
+    found: The shortest chain with a finite result; None if there is none.
+    tried: The longest chain that TensorFlow can compute.
+  """
+
+  found: Optional[recomputation.Chain]
+  tried: recomputation.Chain
+
+
+def _chains(
+  tensor: tf.Tensor, fetched: recomputation.Values
+) -> List[recomputation.Chain]:
+  """Returns chains of 1, 2, 4, 8 and so on ops in a row before a tensor, as long as
+  there are more, and not too many values.
+  """
+  chains = [recomputation.chain(tensor, fetched, 1)]
+  while True:
+    longer = recomputation.chain(tensor, fetched, 2 ** len(chains))
+    values = sum(_size(op.outputs[0], fetched) for op in longer.ops)
+    if len(longer.ops) == len(chains[-1].ops) or values > _MOST_VALUES:
+      return chains
+    chains.append(longer)
+
+
+def _size(tensor: tf.Tensor, fetched: recomputation.Values) -> int:
+  """Returns the number of values of a fetched tensor; 0 for others."""
+  return int(np.size(fetched.get(contexts.tensor_key(tensor), ())))
+
+
+def _search(
+  tensor: tf.Tensor,
+  fetched: recomputation.Values,
+  chains: Sequence[recomputation.Chain],
+  dtype: tf.DType,
+) -> _Search:
+  """Returns the shortest chain that gives a finite result in a dtype.
+
+  Tries `chains`, and then those between the first finite one and the one before it.
+  """
+  tried = chains[0]
+  for ops in chains:
+    result = recomputation.compute(tensor, ops, fetched, dtype)
+    if result is None:
+      continue
+    tried = ops
+    if is_finite(result).all():
+      break
+  else:
+    return _Search(None, tried)
+  place = list(chains).index(tried)
+  too_short, long_enough = 2**place // 2, 2**place
+  while long_enough - too_short > 1:
+    middle = (too_short + long_enough) // 2
+    between = recomputation.chain(tensor, fetched, middle)
+    result = recomputation.compute(tensor, between, fetched, dtype)
+    if result is not None and is_finite(result).all():
+      tried, long_enough = between, middle
+    else:
+      too_short = middle
+  return _Search(tried, tried)
+
+
+def _with_constants(
+  undefined: Explanation, tensor: tf.Tensor, fetched: recomputation.Values
+) -> Explanation:
+  """Adds the constants near an op for each of which another number, that rounds to the
+  same in its dtype, makes the result finite in float32.
+
+  `1e-8` is 0 in a float16 graph, and `1 - 1e-7` is 1.
+  """
+  near = recomputation.chain(tensor, fetched, _NEAR)
+  constants: Dict[str, float] = {}
+  readers: Set[tf.Operation] = set()
+  for constant in near.begin:
+    if constant.op.type != "Const" or _size(constant, fetched) != 1:
+      continue
+    key = contexts.tensor_key(constant)
+    for number in _numbers_that_round_to(constant, fetched[key]):
+      result = recomputation.compute(tensor, near, {**fetched, key: number}, tf.float32)
+      if result is not None and is_finite(result).all():
+        constants[constant.op.name] = float(fetched[key])
+        readers.update(near.readers(constant))
+  narrow = [op for op in near.narrow_ops() if op in readers]
+  return undefined._replace(constants=constants, readers=narrow)
+
+
+def _numbers_that_round_to(constant: tf.Tensor, value: np.ndarray) -> List[np.ndarray]:
+  """Returns a larger and a smaller number than a constant that its dtype does not
+  distinguish from it; [] if that is float32.
+  """
+  dtype = constant.dtype.base_dtype
+  if dtype not in _INDISTINCT:
+    return []
+  relative, of_zero = _INDISTINCT[dtype]
+  exact = np.asarray(value).astype(np.float64)
+  difference = np.where(exact == 0, of_zero, relative * np.abs(exact))
+  return [exact + difference, exact - difference]
 
 
 def _describe(op_type: str, inputs: Sequence[np.ndarray]) -> str:
@@ -104,7 +255,7 @@ def _describe(op_type: str, inputs: Sequence[np.ndarray]) -> str:
   return _ELSEWHERE.get(op_type, "is not finite in float64 either")
 
 
-def _is_finite(values: np.ndarray) -> np.ndarray:
+def is_finite(values: np.ndarray) -> np.ndarray:
   """Returns whether values of any dtype are finite."""
   values = np.asarray(values)
   if values.dtype.kind in "fc":
@@ -112,65 +263,3 @@ def _is_finite(values: np.ndarray) -> np.ndarray:
   if values.dtype.kind in "iub":
     return np.ones(values.shape, bool)
   return np.isfinite(values.astype(np.float32))  # bfloat16
-
-
-def _in_float64(
-  op: tf.Operation, inputs: Sequence[np.ndarray], index: int
-) -> Optional[np.ndarray]:
-  """Computes an op again in float64, on the CPU.
-
-  Args:
-    op: the op.
-    inputs: the values of its inputs.
-    index: the index of the output.
-
-  Returns:
-    The values of this output; None if TensorFlow has no such kernel.
-  """
-  definition = tf.GraphDef()
-  definition.versions.CopyFrom(op.graph.graph_def_versions)
-  feeds: Dict[str, np.ndarray] = {}
-  names: List[str] = []
-  for place, (tensor, values) in enumerate(zip(op.inputs, inputs)):
-    dtype = tf.as_dtype(_wider(tensor.dtype.base_dtype.as_datatype_enum))
-    name = "input_{}".format(place)
-    placeholder = definition.node.add(name=name, op="Placeholder")
-    placeholder.attr["dtype"].type = dtype.as_datatype_enum
-    names.append(name)
-    feeds[name + ":0"] = np.asarray(values).astype(dtype.as_numpy_dtype)
-  _add_in_float64(definition, op, names)
-  config = tf.ConfigProto(device_count={"GPU": 0})
-  try:
-    with tf.Graph().as_default() as graph:
-      tf.import_graph_def(definition, name="")
-      with tf.Session(graph=graph, config=config) as sess:
-        return sess.run("exact:{}".format(index), feeds)
-  except (tf.errors.OpError, TypeError, ValueError):
-    return None
-
-
-def _add_in_float64(
-  definition: tf.GraphDef, op: tf.Operation, inputs: Sequence[str]
-) -> None:
-  """Adds a copy of an op to a graph definition, named "exact", with wider dtypes and
-  the names of other inputs; without its device, and without attributes of its graph.
-  """
-  node = definition.node.add()
-  node.CopyFrom(op.node_def)
-  del node.input[:]
-  node.input.extend(inputs)
-  node.name = "exact"
-  node.device = ""
-  for attribute in node.attr.values():
-    if attribute.HasField("type"):
-      attribute.type = _wider(attribute.type)
-  for key in list(node.attr):
-    if key.startswith("_"):
-      del node.attr[key]
-
-
-def _wider(datatype: int) -> int:
-  """Returns the enum of float64 or complex128 for that of a smaller such dtype; others
-  as they are.
-  """
-  return _WIDER.get(datatype, datatype)

@@ -1,15 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls a SessionRunHook for the runs of a plain Session."""
 
+import os
 from typing import Any, Dict, Optional
 
 from mp_compat._tensorflow import tf
+from mp_compat.monitoring import reports
+from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 
 class PlainSessionHook(tf.train.SessionRunHook):
   """A SessionRunHook that can observe the runs of a plain Session, too."""
 
-  _has_begun = False
+  def __init__(
+    self, optimizer: MixedPrecisionLossScaleOptimizer, output_dir: Optional[str]
+  ) -> None:
+    """Makes the hook of an optimizer, which writes to a directory.
+
+    Raises:
+      ValueError: If the optimizer is of another kind, or `output_dir` is no path.
+    """
+    self._optimizer = reports.checked_optimizer(optimizer)
+    try:
+      self._output_dir = None if output_dir is None else os.fspath(output_dir)
+    except TypeError as error:
+      raise ValueError(
+        "output_dir must be a path or None, but got {!r}.".format(output_dir)
+      ) from error
+    self._has_begun = False
 
   def begin(self) -> None:
     self._has_begun = True

@@ -17,7 +17,8 @@ Record = Dict[str, Any]
 # of float32: index e of a histogram counts magnitudes in [2**(e - 127), 2**(e - 126))
 BIAS = 127
 
-# the share of a tensor's sum of magnitudes that may be below the smallest number
+# the share of a tensor's sum of magnitudes that may be below the smallest number; each
+# magnitude is rounded down to a power of 2, so that the real share is up to twice this
 TOLERATED = 0.01
 # powers of two between the advised scale and the largest one, for steps that were not
 # recorded
@@ -58,8 +59,8 @@ class Bounds(NamedTuple):
   above `high`.
 
   Attributes:
-    low: Below 2**low, more than 1% of the sum of magnitudes of the tensor `smallest` is
-      below the smallest number.
+    low: Below 2**low, more than 1% of the sum of magnitudes of the tensor `smallest`,
+      each rounded down to a power of 2, is below the smallest number.
     high: Above 2**high, the tensor `largest` is not finite.
     smallest: The name of the tensor that needs the largest scale; "" for none.
     largest: The name of the tensor that needs the smallest scale.
@@ -89,11 +90,11 @@ class Advice(NamedTuple):
   Attributes:
     kind: "none", "fixed", "dynamic"; "float32" if no scale fits; "unknown" if the
       records do not suffice.
-    low: From 2**low to 2**high, all records are finite and keep 99% of each tensor's
-      magnitude.
+    low: From 2**low to 2**high, all records are finite, and at most 2% of each tensor's
+      magnitude is below the smallest number.
     high: See `low`; if `low` is above `high`, no scale does so.
     text: What to do; the range; what else is to be considered.
-    named: The names of the tensors in `text`.
+    named: The names of the tensors in `text`, and of those that give `low` and `high`.
   """
 
   kind: str
@@ -487,6 +488,32 @@ def advise(history: History) -> Optional[Advice]:
   return Advice(kind, bounds.low, bounds.high, text, tensors)
 
 
+def advise_on_zeros(history: History) -> Optional[Advice]:
+  """Returns advice if all recorded values are zeros; None if others were recorded, or
+  none at all.
+  """
+  selected = history.selected()
+  if not selected or history.overflows:
+    return None
+  if any(tensor.exponents for _, tensor in selected):
+    return None
+  doubtful = _doubtful_scales(history)
+  text = (
+    "All gradients are zeros, and none of them in float16, where smaller values "
+    "vanish. Does the loss depend on the variables?"
+  )
+  if doubtful:
+    text = (
+      "Record with a loss scale above 2**{}. At 2**{}, all gradients are zeros, and in "
+      "float16, smaller values vanish: in {}. If they are zeros at every scale, the "
+      "loss does not depend on the variables."
+    )
+    largest = max(doubtful.values())
+    text = text.format(largest, largest, enumeration(list(doubtful), MOST_NAMED))
+  named = tuple(doubtful)[:MOST_NAMED]
+  return Advice("unknown", 0, LARGEST_SCALE, text, named)
+
+
 def _describe_overflows(history: History) -> str:
   """Returns a sentence on the records that were not finite."""
   steps = list(dict.fromkeys(str(overflow.step) for overflow in history.overflows))
@@ -522,9 +549,9 @@ def _choose(history: History, bounds: Bounds) -> _Choice:
   if lost:
     text = (
       "Store {} in float32, with "
-      "custom_getter=mp_compat.float32_variable_storage_getter. No scale keeps 99% of "
-      "the magnitude of these gradients, because they are rounded to float16 after "
-      "they are divided by the scale."
+      "custom_getter=mp_compat.float32_variable_storage_getter. At any scale, more "
+      "than 0.5% of the magnitude of these gradients is below float16's smallest "
+      "number, because they are rounded to float16 after they are divided by the scale."
     )
     names = enumeration(lost, MOST_NAMED)
     return _Choice("float32", text.format(names), lost[:MOST_NAMED])
@@ -581,15 +608,21 @@ def _choose_scale(history: History, bounds: Bounds) -> _Choice:
   """
   low, high, smallest, largest = bounds
   has_overflowed = bool(history.upper_bounds())
-  kept = "keep 99% of each tensor's magnitude in {} and overflow in no {}record."
-  kept = kept.format(history.format.name, "finite " if has_overflowed else "")
-  may_vanish = any(tensor.may_vanish for _, tensor in history.selected())
-  is_needed = low > 0 or has_overflowed or may_vanish
+  kept = (
+    "leave at most 2% of each tensor's magnitude below {}'s smallest number, and "
+    "overflow in no {}record"
+  ).format(history.format.name, "finite " if has_overflowed else "")
+  vanishing = [name for name, tensor in history.selected() if tensor.may_vanish]
+  is_needed = low > 0 or has_overflowed or bool(vanishing)
   if not is_needed and high >= MARGIN:
-    text = "No loss scaling is needed. Scales up to 2**{} {}".format(high, kept)
+    text = "No loss scaling is needed. Scales up to 2**{} {}.".format(high, kept)
     return _Choice("none", text, [])
-  fits = " From 2**{} (for {}) to 2**{} (for {}), scales {}".format(
-    low, smallest, high, largest, kept
+  fits = " From {} to 2**{} (for {}), scales {}; larger ones lose less{}.".format(
+    "2**{} (for {})".format(low, smallest) if low > 0 else "1",
+    high,
+    largest,
+    kept,
+    _reason_for_scale(low, vanishing),
   )
   if high - low >= MARGIN and high > MARGIN:
     action = "Use a fixed loss scale of 2**{}.".format(high - MARGIN)
@@ -604,6 +637,15 @@ def _choose_scale(history: History, bounds: Bounds) -> _Choice:
   start = max(of_records.high, 0)
   action = "Use a dynamic loss scale that starts at 2**{}.".format(start)
   return _Choice("dynamic", action + fits, [smallest, largest])
+
+
+def _reason_for_scale(low: int, vanishing: List[str]) -> str:
+  """Returns why a scale is needed where 2**low is 1; "" for another reason."""
+  if low > 0 or not vanishing:
+    return ""
+  return ": at 1, more than one in 1024 values of {} may vanish".format(
+    enumeration(vanishing, MOST_NAMED)
+  )
 
 
 def _doubtful_scales(history: History) -> Dict[str, int]:

@@ -108,13 +108,11 @@ class GradientRangesHook(plain_session.PlainSessionHook):
         `gradient_ranges`.
 
     Raises:
-      ValueError: If `every_n_steps` is out of its range.
+      ValueError: If an argument is out of its range or of another kind.
     """
-    self._optimizer = optimizer
+    super().__init__(optimizer, output_dir)
     self._every_n_steps = arguments.positive_int("every_n_steps", every_n_steps)
-    self._output_dir = output_dir
-    self._dtypes = dtypes
-    self._until_due = 0  # the number of steps to execute before the next record
+    self._dtypes = gradient_ranges.floating(dtypes)
     # of the last advice: kind, low, high, and whether a step overflowed
     self._logged: Optional[Tuple[str, int, int, bool]] = None
     self._has_warned = False
@@ -133,6 +131,7 @@ class GradientRangesHook(plain_session.PlainSessionHook):
     if self._output_dir:
       self._path = os.path.join(self._output_dir, range_history.FILE_NAME)
     text = self._read_file()
+    self._until_due = 0  # the number of steps to execute before the next record
     self._attempted = 0
     if self._history.steps:
       self._attempted = self._history.steps[-1]
@@ -214,6 +213,7 @@ class GradientRangesHook(plain_session.PlainSessionHook):
     self._history.add(record)
     self._events.write(lambda writer: self._write(writer, record, is_new_run))
     advice = range_history.advise(self._history)
+    advice = advice or range_history.advise_on_zeros(self._history)
     if advice is None:
       return
     has_overflowed = bool(self._history.upper_bounds())

@@ -53,11 +53,7 @@ def train_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[step.Step]:
   """Returns what each `apply_gradients` of this optimizer built in the current graph,
   at least one.
   """
-  if not isinstance(optimizer, MixedPrecisionLossScaleOptimizer):
-    raise ValueError(
-      "optimizer must be the MixedPrecisionLossScaleOptimizer that built the train op, "
-      "but got {!r}.".format(optimizer)
-    )
+  checked_optimizer(optimizer)
   steps = [record for record in step.recorded(optimizer) if record.train_op is not None]
   if not steps:
     raise RuntimeError(
@@ -66,6 +62,18 @@ def train_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[step.Step]:
       "called in this graph.".format(optimizer.get_name())
     )
   return steps
+
+
+def checked_optimizer(
+  optimizer: MixedPrecisionLossScaleOptimizer,
+) -> MixedPrecisionLossScaleOptimizer:
+  """Returns the optimizer; raises a ValueError if it is of another kind."""
+  if not isinstance(optimizer, MixedPrecisionLossScaleOptimizer):
+    raise ValueError(
+      "optimizer must be the MixedPrecisionLossScaleOptimizer that built the train op, "
+      "but got {!r}.".format(optimizer)
+    )
+  return optimizer
 
 
 def counts(record: step.Step) -> tf.Tensor:

@@ -14,6 +14,8 @@ from mp_compat.graph import graphs
 from mp_compat.monitoring import dataflow
 from mp_compat.monitoring import nonfinite_ops
 from mp_compat.monitoring import range_history
+from mp_compat.monitoring import recomputation
+from mp_compat.monitoring import remedies
 from mp_compat.monitoring import reports
 from mp_compat.training import step
 
@@ -119,10 +121,13 @@ def _values_of_passes(
 
 
 def _further_inputs(tensors: List[tf.Tensor]) -> List[_Found]:
-  """Returns what the ops of tensors read beside these, such as indices."""
+  """Returns what the ops of tensors read beside these, such as indices, and what the
+  ops that only move such values read.
+  """
   known = contexts.keys_of(tensors)
   found = []
-  for op in dict.fromkeys(tensor.op for tensor in tensors):
+  ops = list(dict.fromkeys(tensor.op for tensor in tensors))
+  for op in ops:  # grows
     for value in op.inputs:
       key = contexts.tensor_key(value)
       if key in known or not _is_numeric(value.dtype.base_dtype):
@@ -130,6 +135,8 @@ def _further_inputs(tensors: List[tf.Tensor]) -> List[_Found]:
       if contexts.is_in_branches_only(value.op):
         known.add(key)
         found.append(_Found("input", value.name, value))
+        if value.op.type in dataflow.MOVING - dataflow.ROUTING:
+          ops.append(value.op)
   return found
 
 
@@ -213,13 +220,16 @@ def describe(
     text = "Variables that are not finite: {}."
     lines.append(text.format(range_history.enumeration(names, 5)))
   forward = _first(read, "forward", ("gradient", "loss"))
+  if forward is None and loss is not None and not loss.is_finite:
+    forward = loss
   backward = _first(read, "backward", ("gradient",))
-  for first in filter(None, [forward, backward]):
-    lines.append(
-      "The first value of the {} pass that is not finite is {}.".format(
-        first.observed.part, first.observed.name
+  for of_pass, first in [("forward", forward), ("backward", backward)]:
+    if first is not None:
+      lines.append(
+        "The first value of the {} pass that is not finite is {}.".format(
+          of_pass, first.observed.tensor.op.name
+        )
       )
-    )
   if variables:
     lines.append(_advice_on_variables(float16_variables))
   else:
@@ -316,101 +326,24 @@ def _advice(
   if forward is not None:
     is_loss_finite = loss is not None and loss.is_finite
     result = "gradients" if is_loss_finite else "loss"
-    return _advice_on_forward(forward, read, result)
-  if loss is None:
-    return (
-      "Fetch the loss. If it is not finite, look at the inputs and the learning rate. "
-      "If it is finite, " + _advice_on_backward(backward, read, scale_reason)
-    )
-  if loss.is_finite:
-    advice = _advice_on_backward(backward, read, scale_reason)
+    return remedies.on_forward(_failure(forward, read), result)
+  failure = None if backward is None else _failure(backward, read)
+  advice = remedies.on_backward(failure, scale_reason)
+  if loss is not None:
     return "As the loss is finite, " + advice
-  if loss.observed.tensor.dtype == tf.float16:
-    return (
-      "No scale makes the loss finite. float16 ends at 65504: compute it in float32."
-    )
-  return _LOOK_AT_INPUTS.format("loss")
-
-
-_LOOK_AT_INPUTS = (
-  "No scale makes the {} finite: look at the inputs and the learning rate."
-)
-
-
-def _advice_on_forward(first: _Values, read: List[_Values], result: str) -> str:
-  """Returns what to do about an op of the forward pass; `result` is what it makes not
-  finite: "loss" or "gradients".
-  """
-  name = first.observed.name
-  explanation = _explain(first, read)
-  if explanation.cause == nonfinite_ops.INPUT:
-    return "No scale makes the {} finite: correct the input {}.".format(result, name)
-  if explanation.cause == nonfinite_ops.UNDEFINED:
-    return (
-      "No scale makes the {} finite, nor does another dtype: {} {}. Correct its "
-      "inputs, also where tf.where does not select its result.".format(
-        result, name, explanation.text
-      )
-    )
-  if explanation.cause == nonfinite_ops.RECEIVED:
-    return "No scale makes the {} finite: {}".format(result, _other_process(name))
-  if first.observed.tensor.dtype != tf.float16:
-    return _LOOK_AT_INPUTS.format(result)
-  if explanation.cause == nonfinite_ops.UNKNOWN:
-    return (
-      "No scale makes the {} finite. If {} overflows, because float16 ends at 65504, "
-      "compute it in float32. Otherwise correct its inputs.".format(result, name)
-    )
   return (
-    "No scale makes the {} finite, because float16 ends at 65504: compute {} in "
-    "float32, or with smaller values, such as a mask of -1e4 instead of -1e9.".format(
-      result, name
-    )
+    "Fetch the loss. If it is not finite, look at the inputs and the learning rate. "
+    "If it is finite, " + advice
   )
 
 
-def _advice_on_backward(
-  first: Optional[_Values], read: List[_Values], scale_reason: str
-) -> str:
-  """Returns what to do about an op of the backward pass, to follow a comma."""
-  if first is None:
-    return scale_reason + _EITHER.format("an op of the backward pass", "float16")
-  name = first.observed.name
-  explanation = _explain(first, read)
-  dtype = first.observed.tensor.dtype.base_dtype.name
-  if explanation.cause == nonfinite_ops.UNDEFINED:
-    return (
-      "no scale helps, nor does another dtype: {} {}. Keep the input of the op whose "
-      "gradient it is away from there, also where tf.where does not select its "
-      "result.".format(name, explanation.text)
-    )
-  if explanation.cause == nonfinite_ops.RECEIVED:
-    return _other_process(name)
-  if explanation.cause == nonfinite_ops.OVERFLOW:
-    remedy = "compute it in float32, or make the loss smaller"
-    if dtype == "float32":
-      remedy = "make the loss smaller"
-    return scale_reason + "{} overflows in {}: {}.".format(name, dtype, remedy)
-  return scale_reason + _EITHER.format(name, dtype)
-
-
-_EITHER = "{} overflows in {} or has no finite gradient, as tf.sqrt at 0."
-
-
-def _other_process(name: str) -> str:
-  """Returns what to do about an op that receives values of other processes."""
-  return (
-    "what this process computed is finite, but not what {} receives from other ranks "
-    "or workers. The LossScaleHook of such a process names the first value that is not "
-    "finite: run one in each.".format(name)
-  )
-
-
-def _explain(first: _Values, read: List[_Values]) -> nonfinite_ops.Explanation:
-  """Returns why a value is not finite, from the values that its op reads."""
-  fetched: Dict[contexts.TensorKey, np.ndarray] = {}
+def _failure(first: _Values, read: List[_Values]) -> remedies.Failure:
+  """Returns an op whose result is not finite, explained from all values."""
+  fetched: recomputation.Values = {}
   for each in read:
     fetched[contexts.tensor_key(each.observed.tensor)] = np.asarray(each.fetched)
   tensor = first.observed.tensor
-  inputs = [fetched.get(contexts.tensor_key(value)) for value in tensor.op.inputs]
-  return nonfinite_ops.explain(tensor, np.asarray(first.fetched), inputs)
+  explanation = nonfinite_ops.explain(tensor, fetched)
+  backward = {each.observed.tensor.op for each in _of_part(read, "backward")}
+  has_infinities = bool(np.isinf(first.values).any())
+  return remedies.Failure(tensor, explanation, has_infinities, backward)

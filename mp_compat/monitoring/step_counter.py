@@ -43,7 +43,8 @@ class Interval:
     now = self._clock()
     is_due = self._last_step is None
     if self._last_step is not None and self._steps is not None:
-      is_due = step >= self._last_step + self._steps
+      # A restored count may be lower.
+      is_due = not self._last_step <= step < self._last_step + self._steps
     elif self._last_step is not None and self._seconds is not None:
       is_due = now >= self._last_time + self._seconds
     if is_due:
@@ -101,7 +102,8 @@ class StepCounter:
     self._max_consecutive_skips = max_consecutive_skips
     self.min_scale_patience = min_scale_patience
     self._interval = interval
-    self._last_applied = 0  # the attempt that was last applied, or restored
+    self._last_applied = 0  # the attempt that was last applied
+    self._counted_from = 0  # the attempt from which on skipped steps are counted
     self._changes: Deque[ScaleChange] = collections.deque(maxlen=20)
     self._logged_attempted = 0  # when the last line was logged
     self._logged_skipped = 0
@@ -121,9 +123,16 @@ class StepCounter:
     if attempted is not None:
       self.attempted, self.skipped = attempted, skipped
       self._logged_attempted, self._logged_skipped = attempted, skipped
-      self._last_applied = attempted
+      self._last_applied = 0  # not known
       self._changes.clear()  # They are at counts that were not restored.
+    if attempted is not None or self._is_stall_reported:
+      self.restart()
     self._note_scale(scale)
+
+  def restart(self) -> None:
+    """Counts skipped steps from now on, so that another stall is reported."""
+    self._counted_from = self.attempted
+    self._is_stall_reported = False
 
   def count(self, scale: float, is_skipped: bool) -> Due:
     """Counts one attempted step; `scale` is the loss scale after it."""
@@ -158,13 +167,16 @@ class StepCounter:
 
   @property
   def consecutive_skips(self) -> int:
-    """The number of steps that were skipped since the last applied one."""
-    return self.attempted - self._last_applied
+    """The number of steps that were skipped since the last applied one, or since the
+    count was restored or restarted.
+    """
+    return self.attempted - max(self._last_applied, self._counted_from)
 
   @property
   def skips_without_backoff(self) -> int:
     """The number of `consecutive_skips` after the last change of the scale."""
-    return self.attempted - max(self._last_applied, self._changes[-1].attempt)
+    since_change = self.attempted - self._changes[-1].attempt
+    return min(self.consecutive_skips, since_change)
 
   def is_stalled(self, more_skips: int = 0) -> bool:
     """Returns whether the run is stalled, or would be after so many more skips."""
@@ -195,6 +207,8 @@ class StepCounter:
     last = "no step was ever applied"
     if self._last_applied:
       last = "the last applied step was attempt {}".format(self._last_applied)
+    elif self._counted_from:
+      last = "no step was applied since attempt {}".format(self._counted_from)
     scales = ["{:g} (attempt {})".format(scale, n) for n, scale in self._changes]
     return (
       "The loss scale of {} is stalled: {} steps in a row were skipped, {} of them "
@@ -209,8 +223,10 @@ class StepCounter:
     )
 
   def log_line(self, name: str) -> str:
-    """Returns a line on the steps of the train op `name`, and since the last line."""
-    line = (
+    """Returns a line on the steps of the train op `name`, and on those since
+    `note_logged` was called last.
+    """
+    return (
       "{}: loss scale {:g} after {} attempted steps: {} of the last {} skipped, "
       "{} ({:.2f}%) of all"
     ).format(
@@ -222,8 +238,10 @@ class StepCounter:
       self.skipped,
       100.0 * self.skipped / self.attempted,
     )
+
+  def note_logged(self) -> None:
+    """Notes that the steps up to now were logged."""
     self._logged_attempted, self._logged_skipped = self.attempted, self.skipped
-    return line
 
   def has_unlogged_steps(self) -> bool:
     """Returns whether steps were attempted after the last log line."""

@@ -169,6 +169,33 @@ def test_stall_can_stop_run(make_training):
   )
 
 
+@pytest.mark.parametrize("kind", ["session", "graph", "same session"])
+def test_each_retry_can_stall(make_training, kind):
+  """A program that catches the error and tries again does not skip forever."""
+  training = make_training(8.0)
+  hook = mp_compat.LossScaleHook(training.opt, min_scale_patience=3)
+  attempted = []
+
+  def skip(sess, train_op, x):
+    with pytest.raises(mp_compat.LossScaleStalledError, match=": 3 steps in a row"):
+      for _ in range(9):
+        hook.run(sess, train_op, {x: OVERFLOW})
+    attempted.append(hook.attempted)
+
+  graph = tf.get_default_graph()
+  for _ in range(3):
+    with tf.Graph().as_default() if kind == "graph" else graph.as_default():
+      train_op, x = training.train_op, training.x
+      if kind == "graph":
+        x, w = tf.placeholder(tf.float32, [2]), tf.get_variable("w", [2])
+        train_op = training.opt.minimize(tf.reduce_sum(w * x))
+      hook.begin()
+      with testing.initialized_session() as sess:
+        for _ in range(2 if kind == "same session" else 1):
+          skip(sess, train_op, x)
+  assert attempted == list(range(3, hook.attempted + 1, 3))
+
+
 def test_each_stall_can_log_one_warning(make_training):
   training = make_training(8.0)
   hook = mp_compat.LossScaleHook(
@@ -444,6 +471,34 @@ def test_check_of_the_program_warns(graph, warnings, how, overflows, warns):
   assert len(warnings) == warns and all(
     "LossScaleHook: 4 runs in a row" in line for line in warnings
   )
+
+
+BAD_ARGUMENTS = [
+  (mp_compat.LossScaleHook, dict(output_dir=3), "output_dir must be a path or None"),
+  (mp_compat.GradientRangesHook, dict(output_dir=3), "output_dir must be a path or"),
+  (mp_compat.GradientRangesHook, dict(dtypes=tf.int32), "must be floating.*int32"),
+  (mp_compat.GradientRangesHook, dict(dtypes="half precision"), "must be floating"),
+  (mp_compat.GradientRangesHook, dict(dtypes=16), "must be floating, .* but got 16"),
+  (mp_compat.LossScaleHook, dict(counters_in_graph="yes"), "must be True or False"),
+  (mp_compat.LossScaleHook, dict(optimizer=sgd()), "optimizer must be the Mixed"),
+  (mp_compat.GradientRangesHook, dict(optimizer=sgd()), "optimizer must be the Mixed"),
+  (
+    mp_compat.StopAtAttemptHook,
+    dict(optimizer=sgd(), num_attempts=3),
+    "optimizer must be the Mixed",
+  ),
+]
+BAD_ARGUMENTS += [
+  (mp_compat.LossScaleHook, dict(every_n_steps=n, every_n_secs=5.0), "but got both")
+  for n in (99, 100, 101)
+]
+
+
+@pytest.mark.parametrize("make, kwargs, text", BAD_ARGUMENTS)
+def test_constructors_refuse_wrong_arguments(make, kwargs, text):
+  kwargs = dict(dict(optimizer=Optimizer(sgd(), 8.0)), **kwargs)
+  with pytest.raises(ValueError, match=text):
+    make(**kwargs)
 
 
 class Fetched(NamedTuple):

@@ -167,6 +167,24 @@ def test_sums_of_random_signs_are_no_noise(dtype, add, number):
       assert sess.run(ranges, {terms: values - np.roll(values, 1, axis=0)}).noise
 
 
+@pytest.mark.parametrize(
+  "dtype", [tf.float16, tf.float32], ids=lambda dtype: dtype.name
+)
+@pytest.mark.parametrize("values", [1, 2])
+def test_few_sums_are_hardly_ever_noise_by_chance(values, dtype):
+  """A single sum of random signs is small now and then; shifted terms cancel."""
+  terms = tf.placeholder(dtype, [100, values])
+  noise = gradient_of_bias(terms, dtype, "bias_add").noise
+  random = np.random.RandomState(0)
+  found = []
+  with testing.initialized_session() as sess:
+    for _ in range(1000):
+      fed = random.normal(size=[100, values]).astype(dtype.as_numpy_dtype)
+      found.append(sess.run(noise, {terms: fed}))
+    assert sess.run(noise, {terms: fed - np.roll(fed, 1, axis=0)})
+  assert sum(found) <= 10
+
+
 def test_sums_of_zeros_are_no_noise():
   """The terms may have underflowed."""
   terms = tf.placeholder(tf.float16, [4, 2])

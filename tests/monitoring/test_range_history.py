@@ -71,12 +71,12 @@ ADVICE = {
   "no scaling": (
     {"a": {-5: 10, -20: 99}, "b": {-24: 1, 0: 1}},
     ("none", 0, 15),
-    "Scales up to 2**15 keep 99%",
+    "Scales up to 2**15 leave at most 2% of each",
   ),
   "few values lost": (
     {"a": {-5: 1, -25: 2**13}},
     ("fixed", 0, 20),
-    "Use a fixed loss scale of 2**18. From 2**0 (for a) to 2**20 (for a)",
+    "loss scale of 2**18. From 1 to 2**20 (for a), scales leave at most 2%",
   ),
   "lost values add up": (
     {"a": {-5: 1, -25: 2**14}},
@@ -128,7 +128,11 @@ ADVICE = {
     ("dynamic", 0, 1),
     "a dynamic loss scale that starts at 2**1.",
   ),
-  "nearly large values": ({"a": {13: 1}}, ("none", 0, 2), "Scales up to 2**2 keep 99%"),
+  "nearly large values": (
+    {"a": {13: 1}},
+    ("none", 0, 2),
+    "Scales up to 2**2 leave at most 2% of",
+  ),
   "large and small values": (
     {"a": {14: 1}, "b": {-30: 1}},
     ("float32", 6, 1),
@@ -149,6 +153,25 @@ def test_advice_of_one_record(case, scale_exponent):
   advice = advise(record(1, scaled, 2.0**scale_exponent))
   assert advice[:3] == expected and text in advice.text
   assert len(advice.text.split(". ")) == 2 and advice.text.endswith(".")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_share_below_smallest_number_is_true(seed):
+  """The smallest scale leaves at most 2% of the magnitude below 2**-24. It does not
+  promise what the rest is rounded to: 1.33 * 2**-24 becomes 2**-24 in float16.
+  """
+  random = np.random.RandomState(seed)
+  values = np.exp(random.normal(-30.0, 2.0, size=1000))
+  exponents = collections.Counter(np.floor(np.log2(values)).astype(int).tolist())
+  advice = advise(record(1, {"a": dict(exponents)}, dtype="float32"))
+  assert advice.low > 0 and "keep" not in advice.text
+
+  def share(scale):
+    scaled = values * scale
+    return scaled[scaled < 2.0**-24].sum() / scaled.sum()
+
+  assert share(2.0**advice.low) <= 0.02
+  assert share(2.0 ** (advice.low - 1)) > 0.005
 
 
 @pytest.mark.parametrize("scale_exponent", [0, 7, 15])
@@ -221,7 +244,10 @@ def test_noise_needs_no_scale(exponents, scale_exponent):
 def test_bfloat16_has_range_of_float32():
   values = record(1, {"a": {-120: 5, 20: 1}, "b": {-60: 1}}, dtype="bfloat16")
   advice = advise(values)
-  assert advice[:3] == ("none", 0, 107) and "magnitude in bfloat16 and" in advice.text
+  assert (
+    advice[:3] == ("none", 0, 107)
+    and "below bfloat16's smallest number, and" in advice.text
+  )
   assert history(values).format == range_history.BFLOAT16
   mixed = history(together(values, record(1, {"c": {-30: 1}})))
   assert mixed.format == range_history.FLOAT16 and range_history.advise(mixed)[:3] == (
@@ -277,6 +303,8 @@ def test_values_that_vanish_need_scale(case, dtype):
   }
   advice = advise(record(1, scaled, scale, dtype=dtype))
   assert (advice.kind, advice.low) == ("fixed" if may_vanish else "none", 0)
+  reason = "larger ones lose less: at 1, more than one in 1024 values of "
+  assert (reason in advice.text) == may_vanish
   noise = record(1, {"noise": {shift - 40: 9}}, scale, dtype=dtype, noise=True)
   assert advise(together(record(1, scaled, scale), noise)).kind == advice.kind
 
@@ -298,7 +326,7 @@ def test_rounding_of_float16_variables_is_measured():
     advice = advise(record(1, scaled, 2.0**13, applied=applied))
     assert advice.kind == kind
   assert advice.text.startswith("Store a in float32, with custom_getter=mp_compat.")
-  assert "No scale keeps 99% of the magnitude" in advice.text
+  assert "At any scale, more than 0.5% of the magnitude" in advice.text
   large = {
     name: {e + 8: n for e, n in counts.items()} for name, counts in scaled.items()
   }
@@ -367,7 +395,7 @@ def test_only_skipped_steps_give_no_record():
 # below 2**1 without a scale.
 OVERFLOWS = {
   "at a scale of 1": (1.0, ("dynamic", 0, -1), "No scale fits all records"),
-  "at a small scale": (4.0, ("dynamic", 0, 1), "From 2**0 (for a) to 2**1 (for a)"),
+  "at a small scale": (4.0, ("dynamic", 0, 1), "From 1 to 2**1 (for a)"),
   "at a large scale": (2.0**10, ("fixed", 0, 9), "Use a fixed loss scale of 2**7."),
   "at a scale that is no power of 2": (
     1025.0,
@@ -519,6 +547,17 @@ def test_no_values_give_no_advice():
   assert range_history.advise(range_history.History()) is None
   assert advise(record(1, {"a": {}})) is None
   assert advise(record(1, {"a": {}, "b": {0: 1}}, zeros=0)).kind == "none"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_zeros_are_advised_on_alone(dtype):
+  zeros = record(1, {"a": {}}, 2.0**5, dtype=dtype)
+  advice = range_history.advise_on_zeros(history(zeros))
+  assert advice.kind == "unknown"
+  assert advice.named == (("a",) if dtype == "float16" else ())
+  for other in [record(2, {"a": {0: 1}}), record(2, {"a": {}}, nonfinite=1)]:
+    assert range_history.advise_on_zeros(history(zeros, other)) is None
+  assert range_history.advise_on_zeros(range_history.History()) is None
 
 
 def test_restored_run_replaces_later_records():

@@ -93,6 +93,36 @@ def test_hook_records_every_nth_step(tmp_path, with_global_step):
     }
 
 
+def advice_on_small_loss(scale, lines):
+  """Returns what is logged of a loss times 1e-9, and the gradients."""
+  del lines[:]
+  with tf.Graph().as_default():
+    x = tf.placeholder(tf.float32, [1, 2])
+    w = tf.get_variable("w", [2, 1], initializer=tf.ones_initializer())
+    opt = Optimizer(sgd(), scale)
+    product = tf.matmul(tf.cast(x, tf.float16), tf.cast(w, tf.float16))
+    gradients = opt.compute_gradients(
+      1e-9 * tf.reduce_sum(tf.cast(product, tf.float32))
+    )
+    train_op = opt.apply_gradients(gradients)
+    with tf.train.MonitoredTrainingSession(
+      hooks=[mp_compat.GradientRangesHook(opt)]
+    ) as sess:
+      _, values = sess.run([train_op, gradients[0][0]], {x: [[1.0, 2.0]]})
+  (line,) = [line for line in lines if "Gradient ranges" in line]
+  return line, values
+
+
+def test_zeros_need_larger_scale(lines):
+  """If every gradient vanishes, the advice finds the scale at which none does."""
+  line, values = advice_on_small_loss(2.0**3, lines)
+  assert "Record with a loss scale above 2**3. At 2**3, all gradients are zeros" in line
+  assert not values.any()
+  line, values = advice_on_small_loss(2.0**20, lines)
+  assert "Use a fixed loss scale of 2**" in line
+  np.testing.assert_allclose(values, [[1e-9], [2e-9]], rtol=0.01)
+
+
 @pytest.mark.usefixtures("graph")
 def test_hook_observes_plain_session(tmp_path):
   training, opt, train_op = make_training()
@@ -556,7 +586,7 @@ def test_wrong_every_n_steps_raises(every_n_steps):
     ValueError,
     match="every_n_steps must be an int of at least 1, but got " + repr(every_n_steps),
   ):
-    mp_compat.GradientRangesHook(None, every_n_steps)
+    mp_compat.GradientRangesHook(Optimizer(sgd(), 8.0), every_n_steps)
 
 
 SOAK = """

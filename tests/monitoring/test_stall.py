@@ -183,7 +183,8 @@ REASONS = {
   "float16 sum": (
     ([1e4, 1e4], tf.float16, lambda: "dynamic", twice),
     "The loss (float16) is not finite.",
-    "No scale makes the loss finite. float16 ends at 65504: compute it in float32.",
+    "The first value of the forward pass that is not finite is Sum.",
+    "No scale makes the loss finite, because float16 ends at 65504: compute Sum in float32",
   ),
   "float32 sum": (
     ([7e37, 7e37], tf.float32, lambda: "dynamic", twice),
@@ -212,7 +213,7 @@ REASONS = {
       lambda x: tf.cast(in_function(tf.square, two_layers(x)), tf.float32),
     ),
     "No scale makes the loss finite. If ",
-    "PartitionedCall overflows, because float16 ends at 65504, compute it in float32. Otherwise correct its inputs.",
+    "PartitionedCall overflows, because float16 ends at 65504, or values were rounded to 0, compute it and what comes before it in float32. If nothing changes, correct its inputs.",
   ),
   "gradient of function": (
     (
@@ -335,11 +336,62 @@ def test_forward_overflow_is_named_behind_finite_loss():
   )
 
 
+def test_python_functions_are_not_called_again():
+  """They may have effects."""
+  calls = []
+
+  def function(values):
+    calls.append(values.dtype)
+    return values * np.float16(np.inf)
+
+  def with_gradient(h):
+    return tf.custom_gradient(
+      lambda t: (tf.identity(t), lambda dy: tf.py_func(function, [dy], tf.float16))
+    )(h)
+
+  text = injected(with_gradient, 1.0, tf.float16)
+  assert set(calls) == {np.dtype(np.float16)} and len(calls) == 17
+  assert "float64" not in text and "gradients/IdentityN_grad/PyFunc" in text
+
+
 def test_infinite_data_are_named_behind_finite_loss():
   text = injected(tf.tanh, np.inf, tf.float16)
   assert "The loss (float32) is finite." in text
-  last = "No scale makes the gradients finite: correct the input Placeholder."
-  assert text.splitlines()[-1] == last
+  last = "No scale makes the gradients finite: correct the input Placeholder. If its "
+  assert text.splitlines()[-1].startswith(last)
+
+
+def trained_with(learning_rate, use_resource):
+  """Returns the message of a stall of float16 squares of a variable; "" without."""
+  with tf.Graph().as_default():
+    w = tf.get_variable(
+      "w", [2], initializer=tf.ones_initializer(), use_resource=use_resource
+    )
+    half = tf.cast(w, tf.float16, name="half")
+    factor = tf.placeholder_with_default(tf.ones([2], tf.float16), [2])
+    loss = tf.reduce_sum(tf.square(tf.cast(half * factor, tf.float32)))
+    opt = Optimizer(tf.train.GradientDescentOptimizer(learning_rate), 1.0)
+    train_op = opt.minimize(loss)
+    hook = mp_compat.LossScaleHook(opt, max_consecutive_skips=3)
+    try:
+      with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+        for _ in range(9):
+          sess.run(train_op)
+    except mp_compat.LossScaleStalledError as error:
+      return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("use_resource", [False, True], ids=["reference", "resource"])
+def test_cast_of_large_variable_names_it(use_resource):
+  """A learning rate is too large: the weights leave the range of float16."""
+  text = trained_with(5e4, use_resource).splitlines()[-1]
+  assert text.startswith(
+    "No scale makes the loss finite: half casts the variable w, whose largest value is "
+    "99999, to float16, which ends at 65504."
+  )
+  assert "restart from a checkpoint with a lower learning rate" in text
+  assert trained_with(0.1, use_resource) == ""
 
 
 @pytest.mark.usefixtures("control_flow")

@@ -79,6 +79,8 @@ def test_counts_and_log_lines():
   line = counted.log_line("train")
   counts = "2 of the last 4 skipped, 2 (50.00%) of all"
   assert line == "train: loss scale 4 after 4 attempted steps: " + counts
+  assert counted.log_line("train") == line and counted.has_unlogged_steps()
+  counted.note_logged()
   assert not counted.has_unlogged_steps()
   counted.count(4.0, False)
   assert counted.has_unlogged_steps() and "0 of the last 1" in counted.log_line("train")
@@ -88,6 +90,16 @@ def test_interval_of_steps():
   interval = step_counter.Interval(steps=3)
   assert [step for step in range(1, 11) if interval.is_due(step)] == [1, 4, 7, 10]
   assert not any(step_counter.Interval().is_due(step) for step in range(9))
+
+
+def test_interval_goes_on_after_lower_count():
+  """A checkpoint is restored in the same process, with the counts in the graph."""
+  counted = counter(steps=100)
+  counted.begin_session(8.0, attempted=5000)
+  counted.count(8.0, False)
+  counted.begin_session(8.0, attempted=50)
+  due = [counted.attempted for _ in range(201) if counted.count(8.0, False).log]
+  assert due == [51, 151, 251]
 
 
 def test_interval_of_seconds():
@@ -114,6 +126,22 @@ def test_new_session_keeps_counts():
   counted.count(4.0, True)
   text = "8 (attempt 0) -> 4 (attempt 1) -> 8 (attempt 1) -> 4 (attempt 2)"
   assert text in counted.describe_stall("train")
+
+
+def test_new_session_can_stall_again():
+  """With as many skips as the first: its scale may begin anew."""
+  counted = counter(skips=3)
+  assert run("+---", counted) == [4]
+  assert run("-----", counted) == [7]
+  assert "the last applied step was attempt 1 of 9" in counted.describe_stall("train")
+  counted.begin_session(8.0, attempted=20, skipped=2)
+  assert "no step was applied since attempt 20" in counted.describe_stall("train")
+
+
+def test_session_without_stall_keeps_skips():
+  """A session that ends now and then must not hide a stall."""
+  counted = counter(skips=5)
+  assert [run("--", counted) for _ in range(3)] == [[], [], [5]]
 
 
 def test_description_names_last_applied_step():

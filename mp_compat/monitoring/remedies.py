@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says what to do about the first op of a pass whose result is not finite."""
+
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
+
+import numpy as np
+
+from mp_compat._tensorflow import tf
+from mp_compat.monitoring import dataflow
+from mp_compat.monitoring import nonfinite_ops
+from mp_compat.monitoring import range_history
+
+_MOST_NAMED = 8
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+class Failure(NamedTuple):
+  """The first result of a pass that is not finite.
+
+  Attributes:
+    tensor: The result.
+    explanation: Why it is not finite.
+    has_infinities: Whether it contains inf.
+    backward: The ops of the backward pass.
+  """
+
+  tensor: tf.Tensor
+  explanation: nonfinite_ops.Explanation
+  has_infinities: bool
+  backward: Set[tf.Operation]
+
+  @property
+  def name(self) -> str:
+    return str(self.tensor.op.name)
+
+  @property
+  def dtype(self) -> str:
+    return str(self.tensor.dtype.base_dtype.name)
+
+
+def on_forward(failure: Failure, result: str) -> str:
+  """Returns what to do about an op of the forward pass; `result` is what it makes not
+  finite: "loss" or "gradients".
+  """
+  text = "No scale makes the {} finite{}"
+  cause = failure.explanation.cause
+  if cause == nonfinite_ops.INPUT:
+    return text.format(result, _about_input(failure))
+  if cause == nonfinite_ops.UNDEFINED:
+    correct = "correct its inputs, also where tf.where does not select its result."
+    return text.format(result, _about_undefined(failure, correct))
+  if cause == nonfinite_ops.RECEIVED:
+    return text.format(result, ": " + _other_process(failure.name))
+  if cause == nonfinite_ops.OVERFLOW:
+    return text.format(result, _about_overflow(failure))
+  if failure.tensor.dtype != tf.float16:
+    return text.format(result, _LOOK_AT_INPUTS)
+  return text.format(
+    result,
+    ". If {} overflows, because float16 ends at 65504, or values were rounded to 0, "
+    "compute it and what comes before it in float32. If nothing changes, correct its "
+    "inputs.".format(failure.name),
+  )
+
+
+_LOOK_AT_INPUTS = ": look at the inputs and the learning rate."
+_EITHER = "{} overflows in {} or has no finite gradient, as tf.sqrt at 0."
+
+
+def on_backward(failure: Optional[Failure], scale_reason: str) -> str:
+  """Returns what to do about an op of the backward pass, to follow a comma.
+
+  Args:
+    failure: the op; None if it is not known.
+    scale_reason: the beginning, if a scale may help; "" for nothing.
+  """
+  if failure is None:
+    return scale_reason + _EITHER.format("an op of the backward pass", "float16")
+  name, dtype, explanation = failure.name, failure.dtype, failure.explanation
+  if explanation.cause == nonfinite_ops.UNDEFINED:
+    correct = (
+      "keep the input of the op whose gradient it is away from there, also where "
+      "tf.where does not select its result."
+    )
+    return "no scale helps" + _about_undefined(failure, correct)
+  if explanation.cause == nonfinite_ops.RECEIVED:
+    return _other_process(name)
+  if explanation.cause == nonfinite_ops.OVERFLOW:
+    remedy = "compute it in float32, or make the loss smaller"
+    if dtype == "float32" or explanation.largest > _LARGEST_FLOAT32:
+      remedy = "make the loss smaller"
+    return scale_reason + "{} overflows in {}: {}.".format(name, dtype, remedy)
+  return scale_reason + _EITHER.format(name, dtype)
+
+
+def _about_input(failure: Failure) -> str:
+  """Returns what to do about an input."""
+  text = ": correct the input {}.".format(failure.name)
+  if failure.dtype == "float16" and failure.has_infinities:
+    text += (
+      " If its values are finite before they are float16, which ends at 65504, pass "
+      "them in float32, or make them smaller."
+    )
+  return text
+
+
+def _other_process(name: str) -> str:
+  """Returns what to do about an op that receives values of other processes."""
+  return (
+    "what this process computed is finite, but not what {} receives from other ranks "
+    "or workers. The LossScaleHook of such a process names the first value that is not "
+    "finite: run one in each.".format(name)
+  )
+
+
+def _about_overflow(failure: Failure) -> str:
+  """Returns what to do about an op whose exact result is finite."""
+  op, name = failure.tensor.op, failure.name
+  largest = failure.explanation.largest
+  if op.type == "Const":
+    return (
+      ", because float16 ends at 65504: compute {} in float32, or with smaller values, "
+      "such as a mask of -1e4 instead of -1e9.".format(name)
+    )
+  if failure.dtype != "float16":
+    return _LOOK_AT_INPUTS
+  if largest > _LARGEST_FLOAT32:
+    return (
+      ", nor does float32, which ends at 3.4e38: the exact result of {} is up to "
+      "{:.3g}. Make its inputs smaller, or compute its logarithm.".format(name, largest)
+    )
+  if op.type != "Cast":
+    return (
+      ", because float16 ends at 65504: compute {} in float32, and what reads it as "
+      "far as values are so large: its exact result is up to {:.6g}.".format(
+        name, largest
+      )
+    )
+  source = dataflow.origin(op.inputs[0]).op
+  variable = dataflow.variable_read_by(source)
+  if variable is None:
+    return (
+      ": {} casts values of up to {:.6g} to float16, which ends at 65504. Compute what "
+      "reads it in float32, or make {} smaller, as a mask of -1e4.".format(
+        name, largest, source.name
+      )
+    )
+  return (
+    ": {} casts the variable {}, whose largest value is {:.6g}, to float16, which ends "
+    "at 65504. If training made it so large, restart from a checkpoint with a lower "
+    "learning rate. If it is right, compute what reads {} in float32.".format(
+      name, variable, largest, name
+    )
+  )
+
+
+def _about_undefined(failure: Failure, correct: str) -> str:
+  """Returns what to do about an op whose exact result is not finite.
+
+  Args:
+    failure: the op.
+    correct: what to do if no rounding is the reason, a sentence.
+  """
+  explanation = failure.explanation
+  fact = ": {} {}".format(failure.name, explanation.text)
+  ops = _names_of_ops(explanation.ops, failure)
+  if explanation.finite_in == "float32":
+    return (
+      "{} because of rounding to {}. Compute {} in float32: with the values of this "
+      "step, {} is finite then.".format(
+        fact, _narrow(explanation.ops), ops, failure.name
+      )
+    )
+  results = _names_of_tensors(filter(_is_result, explanation.begin))
+  otherwise = correct
+  if explanation.finite_in == "float64":
+    otherwise = (
+      "replace {} by a formula in which nothing cancels or underflows, such as "
+      "tf.nn.log_softmax for the logarithm of a softmax: in float64, {} is finite, but "
+      "not in float32.".format(ops, failure.name)
+    )
+  elif results:
+    otherwise = (
+      "compute what comes before {} in float32, too. If nothing changes, {}".format(
+        range_history.enumeration(results, 3), correct
+      )
+    )
+  if explanation.constants:
+    dtype = _narrow(explanation.readers)
+    return (
+      "{}. In {}, a constant stands for every number that rounds to it: {}. If the "
+      "program has another one there, such as 1e-8 or 1 - 1e-7, compute {} in float32, "
+      "or use one that {} has, such as 1e-3 or 1 - 1e-3. Otherwise {}".format(
+        fact,
+        dtype,
+        _values(explanation.constants),
+        _names_of_ops(explanation.readers, failure),
+        dtype,
+        otherwise,
+      )
+    )
+  otherwise = otherwise[0].upper() + otherwise[1:]
+  if explanation.finite_in == "float64":
+    return "{} because of rounding. {}".format(fact, otherwise)
+  begin = _names_of_tensors(explanation.begin)
+  text = "{}{}. Computed in a wider dtype{}, it is not finite either. {}"
+  return text.format(
+    "" if results else ", nor does another dtype",
+    fact,
+    " from {} on".format(range_history.enumeration(begin, 3)) if begin else "",
+    otherwise,
+  )
+
+
+def _names_of_ops(ops: Sequence[tf.Operation], failure: Failure) -> str:
+  """Returns the names of ops to compute in a wider dtype, without those that only move
+  values, and without gradients, which have the dtypes of the forward pass.
+  """
+  computing = {op for op in ops if op.type not in dataflow.MOVING}
+  wanted = computing - failure.backward or computing
+  graph = failure.tensor.graph
+  names = [op.name for op in graph.get_operations() if op in wanted]
+  if len(names) <= _MOST_NAMED:
+    return ", ".join(names)
+  return "the {} ops from {} to {}".format(len(names), names[0], names[-1])
+
+
+def _names_of_tensors(tensors: Iterable[tf.Tensor]) -> List[str]:
+  """Returns the names of floating-point tensors that are no constants, each once."""
+  names = []
+  for tensor in tensors:
+    if tensor.dtype.is_floating and tensor.op.type != "Const":
+      names.append(dataflow.variable_read_by(tensor.op) or tensor.op.name)
+  return list(dict.fromkeys(names))
+
+
+def _is_result(tensor: tf.Tensor) -> bool:
+  """Returns whether a tensor may have been computed from others that were rounded: it
+  is no variable, and does not depend on integers alone, as a random number does.
+  """
+  if dataflow.variable_read_by(tensor.op) is not None:
+    return False
+  dtypes = {value.dtype.base_dtype for value in tensor.op.inputs}
+  return not all(dtype.is_integer or dtype.is_bool for dtype in dtypes)
+
+
+def _narrow(ops: Sequence[tf.Operation]) -> str:
+  """Returns the name of the dtype in which the first of the ops computes."""
+  return str(ops[0].outputs[0].dtype.base_dtype.name)
+
+
+def _values(constants: Dict[str, float]) -> str:
+  """Returns constants with their values."""
+  return ", ".join(
+    "{} is {:g}".format(name, value) for name, value in constants.items()
+  )

@@ -1,0 +1,310 @@
+"""Tests that what LossScaleStalledError says of a mistake is true: the program with the
+remedy trains, and where no dtype helps, it stalls in float32, too.
+"""
+
+from typing import Callable, NamedTuple, Union
+
+import numpy as np
+import pytest
+
+import mp_compat
+from tests import testing
+from tests.testing import Optimizer
+from tests.testing import tf
+
+NO_REMEDY = "no remedy"
+
+
+def in_float32(value):
+  return tf.cast(value, tf.float32)
+
+
+def as_it_is(value):
+  return value
+
+
+class Mistake(NamedTuple):
+  """A function of float16 values that stalls.
+
+  Attributes:
+    values: [2], the values of a layer.
+    function: Computes a result from the layer; calls its second argument on what the
+      remedy computes in float32.
+    text: What the message says.
+    remedy: The function with the remedy of the message; None for `function` in float32;
+      `NO_REMEDY` if the message says that no dtype helps.
+  """
+
+  values: tuple
+  function: Callable
+  text: str
+  remedy: Union[Callable, str, None] = None
+
+
+def logarithm_of_softmax(h, wide):
+  return tf.log(tf.nn.softmax(wide(h)) + 1e-8)
+
+
+def by_norm(epsilon):
+  """Returns a quotient by a norm; with 1e-8, its gradient is too large for float16."""
+  return lambda h, _: h / (tf.reduce_sum(tf.abs(h)) + epsilon)
+
+
+def clipped(h, wide):
+  return tf.log(1.0 - tf.clip_by_value(tf.sigmoid(wide(h)), 1e-7, 1.0 - 1e-7))
+
+
+def layer_norm(h, wide):
+  h = wide(h)
+  deviation = h - tf.reduce_mean(h)
+  return deviation * tf.rsqrt(tf.reduce_mean(tf.square(deviation)) + 1e-12)
+
+
+def layer_norm_of_moments(h, wide):
+  mean, variance = tf.nn.moments(wide(h), [1], keepdims=True)
+  return (wide(h) - mean) * tf.rsqrt(variance + 1e-12)
+
+
+def root_of_squares(h, wide):
+  return tf.sqrt(tf.reduce_sum(tf.square(wide(h))))
+
+
+def standard_deviation(h, wide):
+  h = wide(h)
+  return tf.sqrt(tf.reduce_mean(h * h) - tf.square(tf.reduce_mean(h)))
+
+
+def log_softmax_by_hand(h, wide):
+  exponential = tf.exp(wide(h) - tf.reduce_max(wide(h)))
+  return tf.log(exponential / tf.reduce_sum(exponential))
+
+
+def through_casts(h, wide):
+  softmax = tf.nn.softmax(tf.cast(h, tf.float32))
+  return tf.log(wide(tf.cast(softmax, h.dtype)) if wide is as_it_is else softmax)
+
+
+def in_branch(h, wide):
+  return tf.cond(
+    tf.placeholder_with_default(True, []),
+    lambda: tf.log(tf.nn.softmax(wide(h))),
+    lambda: wide(h),
+  )
+
+
+def masked(number):
+  """Returns attention with a mask of a number."""
+
+  def attention(h, wide):
+    mask = tf.placeholder_with_default(tf.constant([[1.0, 0.0]], h.dtype), [1, 2])
+    return tf.nn.softmax(wide(h) + (1.0 - mask) * number)
+
+  return attention
+
+
+def masked_by_cast(number):
+  """Returns attention with a mask that was made in float32."""
+
+  def attention(h, _):
+    mask = tf.placeholder_with_default(tf.constant([[0.0, 0.0]]), [1, 2])
+    return tf.nn.softmax(h + tf.cast((1.0 - mask) * number, h.dtype, name="half"))
+
+  return attention
+
+
+def selected(h, wide):
+  h = wide(h)
+  return tf.where_v2(tf.equal(h, 0.0), tf.zeros_like(h), 1.0 / h)
+
+
+def selected_twice(h, wide):
+  """Returns 1 / h where that is finite; the input of the quotient is never zero."""
+  h = wide(h)
+  is_zero = tf.equal(h, 0.0)
+  quotient = 1.0 / tf.where_v2(is_zero, tf.ones_like(h), h)
+  return tf.where_v2(is_zero, tf.zeros_like(h), quotient)
+
+
+ROUNDED = " because of rounding to float16. Compute {} in float32: "
+CONSTANT = " a constant stands for every number that rounds to it: {}."
+FORMULA = "by a formula in which nothing cancels or underflows"
+NO_DTYPE = ", nor does another dtype: {}. Computed in a wider dtype from "
+TOO_LARGE = "because float16 ends at 65504: compute {} in float32"
+
+MISTAKES = {
+  "log of softmax": Mistake(
+    (20.0, -20.0), logarithm_of_softmax, ROUNDED.format("Softmax, add, Log")
+  ),
+  "log of zeros and epsilon": Mistake(
+    (-1.0, -1.0),
+    lambda h, wide: tf.log(tf.nn.relu(wide(h)) + 1e-8),
+    CONSTANT.format("add/y is 0"),
+  ),
+  "quotient by norm": Mistake(
+    (0.0, 0.0),
+    by_norm(1e-8),
+    "compute add, truediv in float32, or use one that float16 has, such as 1e-3",
+    by_norm(1e-3),
+  ),
+  "difference from one": Mistake(
+    (6.0, 5.0),
+    lambda h, wide: tf.log(1.0 - tf.tanh(wide(h))),
+    ROUNDED.format("Tanh, sub, Log"),
+  ),
+  "clipped probability": Mistake(
+    (20.0, 1.0), clipped, CONSTANT.format("sub/x is 1, clip_by_value/Minimum/y is 1")
+  ),
+  "root of small squares": Mistake(
+    (1e-5, 1e-5), root_of_squares, ROUNDED.format("Square, Sum, Sqrt")
+  ),
+  "exponential beyond float32": Mistake(
+    (200.0, 1.0),
+    lambda h, wide: tf.exp(h),
+    "nor does float32, which ends at 3.4e38: the exact result of Exp is up to 7.23e+86.",
+    lambda h, _: h,  # its logarithm
+  ),
+  "logarithm of zero": Mistake(
+    (0.0, 1.0),
+    lambda h, wide: tf.log(wide(h)),
+    NO_DTYPE.format("Log computes the logarithm of zero"),
+    NO_REMEDY,
+  ),
+  "difference beyond float32": Mistake(
+    (12.0, 11.0),
+    lambda h, wide: tf.log(1.0 - tf.tanh(h)),
+    FORMULA,
+    lambda h, _: np.log(2.0) + tf.log_sigmoid(-2.0 * h),
+  ),
+  "clipped by roundings": Mistake((8.0, 1.0), clipped, "Compute Sigmoid, clip"),
+  "layer normalization": Mistake((1.0, 1.0), layer_norm, CONSTANT.format("add/y is 0")),
+  "moments": Mistake((1e-3, 1.1e-3), layer_norm_of_moments, "Compute moments/"),
+  "root of zeros and epsilon": Mistake(
+    (0.0, 0.0),
+    lambda h, wide: tf.sqrt(tf.square(wide(h)) + 1e-12),
+    "compute add, Sqrt in float32, or use one that float16 has, such as 1e-3",
+  ),
+  "norm": Mistake(
+    (1e-5, 1e-5),
+    lambda h, wide: tf.norm(wide(h)),
+    ROUNDED.format("norm/mul, norm/Sum, norm/Sqrt"),
+  ),
+  "variance": Mistake(
+    (20.0, 20.06), standard_deviation, ", Square, sub, Sqrt in float32: "
+  ),
+  "softmax by hand": Mistake(
+    (20.0, -20.0), log_softmax_by_hand, ROUNDED.format("Exp, Sum, truediv, Log")
+  ),
+  "casts": Mistake((20.0, -20.0), through_casts, ", Log in float32: "),
+  "branch": Mistake((20.0, -20.0), in_branch, ROUNDED.format("cond/Softmax, cond/Log")),
+  "power beyond float32": Mistake(
+    (2e4, 1.0),
+    lambda h, wide: tf.pow(h, 10.0),
+    "the exact result of Pow is up to 1.02e+43.",
+    lambda h, _: 10.0 * tf.log(h),
+  ),
+  "exponential": Mistake(
+    (12.0, 1.0), lambda h, wide: tf.log(1.0 + tf.exp(wide(h))), TOO_LARGE.format("Exp")
+  ),
+  "square": Mistake(
+    (300.0, 1.0),
+    lambda h, wide: tf.square(wide(h)) / (1.0 + tf.square(wide(h))),
+    TOO_LARGE.format("Square"),
+  ),
+  "sum": Mistake(
+    (6e4, 6e4),
+    lambda h, wide: tf.square(1e-3 * tf.reduce_sum(wide(h))),
+    TOO_LARGE.format("Sum"),
+  ),
+  "product of matrices": Mistake(
+    (200.0, 200.0),
+    lambda h, wide: tf.square(1e-3 * tf.matmul(wide(h), wide(h), transpose_b=True)),
+    TOO_LARGE.format("MatMul"),
+  ),
+  "mask": Mistake(
+    (1.0, 2.0), masked(-1e9), "such as a mask of -1e4 instead of -1e9", masked(-1e4)
+  ),
+  "mask in float32": Mistake(
+    (1.0, 2.0),
+    masked_by_cast(-1e9),
+    "half casts values of up to 1e+09 to float16, which ends at 65504. Compute what ",
+    masked_by_cast(-1e4),
+  ),
+  "root at zero": Mistake(
+    (0.0, 1.0),
+    lambda h, wide: tf.sqrt(wide(h)),
+    NO_DTYPE.format(
+      "gradients/Sqrt_grad/SqrtGrad computes the gradient of a root at zero"
+    ),
+    NO_REMEDY,
+  ),
+  "selected": Mistake((0.0, 1.0), selected, "divides by zero", selected_twice),
+  "zero by zero": Mistake(
+    (0.0, 1.0),
+    lambda h, wide: wide(h) / wide(h),
+    NO_DTYPE.format("truediv divides by zero"),
+    NO_REMEDY,
+  ),
+  "root of a negative number": Mistake(
+    (-1.0, 1.0),
+    lambda h, wide: tf.sqrt(wide(h)),
+    NO_DTYPE.format("Sqrt computes the root of a negative number"),
+    NO_REMEDY,
+  ),
+  "reciprocal of small values": Mistake(
+    (1e-5, 1.0),
+    lambda h, wide: 1e-2 / (1.0 + 1.0 / wide(h)),
+    TOO_LARGE.format("gradients/truediv_grad/RealDiv_1"),
+  ),
+}
+DEFAULT = [
+  "clipped probability",
+  "difference from one",
+  "exponential beyond float32",
+  "log of softmax",
+  "log of zeros and epsilon",
+  "logarithm of zero",
+  "quotient by norm",
+  "root of small squares",
+]
+
+
+def stall_of(function, wide, values):
+  """Trains with a function of a layer; returns the message if the run stalls, or "" as
+  soon as a step is applied.
+  """
+  with tf.Graph().as_default(), testing.control_flow(1):
+    x = tf.placeholder(tf.float32, [1, 2])
+    w = tf.get_variable("w", [2], initializer=tf.ones_initializer())
+    hidden = tf.cast(x, tf.float16) * tf.cast(w, tf.float16)
+    opt = Optimizer(tf.train.GradientDescentOptimizer(1e-9), "dynamic")
+    loss = tf.reduce_mean(tf.cast(function(hidden, wide), tf.float32))
+    fetches = [opt.minimize(loss), opt.step_applied, loss]
+    hook = mp_compat.LossScaleHook(opt, max_consecutive_skips=50, min_scale_patience=2)
+    try:
+      with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+        for _ in range(50):
+          _, is_applied, value = sess.run(fetches, {x: [values]})
+          if is_applied and np.isfinite(value):
+            return ""
+    except mp_compat.LossScaleStalledError as error:
+      return str(error)
+  raise AssertionError("The program neither trains nor stalls.")
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=() if name in DEFAULT else pytest.mark.matrix)
+    for name in sorted(MISTAKES)
+  ],
+)
+def test_program_with_remedy_trains(name):
+  values, function, text, remedy = MISTAKES[name]
+  message = stall_of(function, as_it_is, values)
+  assert text in message.splitlines()[-1], message
+  if remedy is None:
+    assert stall_of(function, in_float32, values) == ""
+  elif remedy is NO_REMEDY:
+    assert "is not finite" in stall_of(function, in_float32, values)
+  else:
+    assert stall_of(remedy, as_it_is, values) == ""
