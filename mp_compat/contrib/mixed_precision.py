@@ -4,9 +4,9 @@ defects.
 
 Names, numbers (bit for bit) and variables are the same: `loss_scale` (float32),
 `good_steps` and `bad_steps` (int32). The optimizer is a
-`mp_compat.MixedPrecisionLossScaleOptimizer`. Gradients may therefore be None, sparse,
-or in any iterable; all replicas apply or skip a step together; Adam's beta powers have
-the same names as without loss scaling.
+`mp_compat.MixedPrecisionLossScaleOptimizer`. Gradients may therefore be None, or in any
+iterable; all replicas apply or skip a step together; Adam's beta powers have the same
+names as without loss scaling.
 
 Source: `tf.contrib.mixed_precision`.
 """
@@ -177,9 +177,24 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     }
 
 
+def _convert_to_dense(grad: object) -> gradients.Gradient:
+  """Returns a gradient as a tensor, also if it is sparse, unless its shape is not
+  known; None for None.
+  """
+  converted = gradients.convert(grad)
+  is_sparse = isinstance(converted, tf.IndexedSlices)
+  if is_sparse and converted.dense_shape is not None:
+    return tf.convert_to_tensor(converted)
+  return converted
+
+
 class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
-  """Scales the loss by a manager's loss scale; otherwise a
-  `mp_compat.MixedPrecisionLossScaleOptimizer`.
+  """Scales the loss by a manager's loss scale, and makes sparse gradients dense when it
+  unscales them; otherwise a `mp_compat.MixedPrecisionLossScaleOptimizer`.
+
+  Optimizers such as Momentum and RMSProp also update the rows of a variable without
+  gradients if the gradient is dense. A sparse gradient that is passed to
+  `apply_gradients` stays sparse.
 
   Source: `tf.contrib.mixed_precision.LossScaleOptimizer`.
   """
@@ -236,6 +251,9 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
   def _down_scale(
     self, grads_vars: Iterable[gradients.GradAndVar], loss_scale: tf.Tensor
   ) -> List[gradients.GradAndVar]:
-    """Returns the pairs with gradients that are divided by `loss_scale`."""
+    """Returns the pairs with gradients that are divided by `loss_scale`, and dense."""
     grads, variables = zip(*grads_vars)
-    return list(zip(gradients.unscale(grads, loss_scale), variables))
+    dense = [_convert_to_dense(grad) for grad in grads]
+    return list(zip(gradients.unscale(dense, loss_scale), variables))
+
+  _convert_computed = staticmethod(_convert_to_dense)
