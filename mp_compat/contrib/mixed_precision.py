@@ -177,17 +177,6 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     }
 
 
-def _convert_to_dense(grad: object) -> gradients.Gradient:
-  """Returns a gradient as a tensor, also if it is sparse, unless its shape is not
-  known; None for None.
-  """
-  converted = gradients.convert(grad)
-  is_sparse = isinstance(converted, tf.IndexedSlices)
-  if is_sparse and converted.dense_shape is not None:
-    return tf.convert_to_tensor(converted)
-  return converted
-
-
 class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
   """Scales the loss by a manager's loss scale, and makes sparse gradients dense when it
   unscales them; otherwise a `mp_compat.MixedPrecisionLossScaleOptimizer`.
@@ -253,7 +242,16 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
   ) -> List[gradients.GradAndVar]:
     """Returns the pairs with gradients that are divided by `loss_scale`, and dense."""
     grads, variables = zip(*grads_vars)
-    dense = [_convert_to_dense(grad) for grad in grads]
+    dense = [self._convert_computed(grad) for grad in grads]
     return list(zip(gradients.unscale(dense, loss_scale), variables))
 
-  _convert_computed = staticmethod(_convert_to_dense)
+  def _convert_computed(self, grad: object) -> gradients.Gradient:
+    """Returns a gradient of the scaled loss as it is unscaled: dense, unless it is
+    sparse and its shape is not known.
+    """
+    converted = super()._convert_computed(grad)
+    if not isinstance(converted, tf.IndexedSlices):
+      return converted
+    if converted.dense_shape is None:
+      return converted
+    return tf.convert_to_tensor(converted)

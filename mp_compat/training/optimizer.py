@@ -342,9 +342,9 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     lineage.record(grads, names, scaled, scale, are_names_of_variables=False)
     return grads
 
-  # Converts each gradient of a scaled loss before it is unscaled; that of contrib's
-  # class also makes it dense.
-  _convert_computed = staticmethod(gradients.convert)
+  def _convert_computed(self, grad: object) -> gradients.Gradient:
+    """Returns a gradient of the scaled loss as it is unscaled."""
+    return gradients.convert(grad)
 
   def _scale(self) -> tf.Tensor:
     """Returns a new read of the loss scale, a float32 scalar."""
