@@ -118,7 +118,8 @@ class _Program:
     try:
       processes.run(settings._asdict(), run, self.argv, self.directory, self.folder)
     except processes.ProgramFailedError as error:
-      hint = report.hint(run, self.runs, recording.read_notes(settings.recording))
+      notes = recording.read_notes(settings.recording)
+      hint = report.hint(run, self.runs, notes, str(error))
       raise processes.CannotRunError("{}{}".format(error, hint)) from error
     result = recording.read_notes(settings.recording)
     first = self.results.get(self.runs[0], result)

@@ -21,9 +21,9 @@ ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
 SHOWN = 3  # variables whose values are kept where they differ
 
 # What is known of a run, by kind:
-#   steps, scaled, applied, skipped, assignments    as in `training.Totals`
+#   steps, scaled, applied, skipped, assignments, records
+#                    as in `training.Totals`
 #   read             the number of records after steps
-#   unrecorded       how many decisions to skip a step no record of the session followed
 #   trained          whether applied steps with loss scaling changed a variable
 #   trained_without  whether steps without loss scaling did
 #   assigned         the trained variables that assignments changed
@@ -71,7 +71,6 @@ class Difference:
     assigned: The trained variables that runs which are no steps assigned, since the
       record before.
     skipped: How many decisions were to skip a step, since the record before.
-    unrecorded: How many of other sessions were, since their last records.
     applied: The variables of the reference that steps with loss scaling trained which
       it applied, or may have, since the record before.
     has_trained: Whether an earlier record, which is the same, is of training with loss
@@ -85,7 +84,6 @@ class Difference:
   names: Tuple[List[Optional[str]], List[Optional[str]]]
   assigned: List[str]
   skipped: Tuple[int, int]
-  unrecorded: Tuple[int, int]
   applied: List[str]
   has_trained: bool
   global_step: Tuple[Any, Any]
@@ -103,10 +101,12 @@ class Difference:
 
   @property
   def is_unseen_training(self) -> bool:
-    """Returns whether a run that is no step, initializer or restore made it: it is in
-    one program only, or assigns other values.
+    """Returns whether a run that is no step, initializer or restore changed a trained
+    variable: it is in one program only, or assigns other values.
     """
     theirs, ours = self.kinds
+    if not self.assigned:
+      return False
     if theirs != ours:
       return "assignment" in self.kinds
     _, differing = self.names
@@ -139,7 +139,7 @@ class Record(NamedTuple):
     variables: The variables of the graph.
     line: The line of the recording, with `kind`; `digests`, checksums in the order of
       the variables, None for one that is not initialized; and `assigned`, `skipped`,
-      `unrecorded`, `applied` and `global_step` as in a `Difference`.
+      `applied` and `global_step` as in a `Difference`.
   """
 
   variables: Variables
@@ -215,17 +215,17 @@ def difference(
   """
   kinds = reference.line["kind"], record.line["kind"]
   pairs = _differing_pairs(reference, record, state)
+  assigned = record.line["assigned"] or reference.line["assigned"]
   is_other_kind = kinds[0] != kinds[1] and "assignment" in kinds
-  if not pairs and not is_other_kind:
+  if not pairs and not (assigned and is_other_kind):
     return None
   return Difference(
     index,
     step,
     kinds,
     names=([name for name, _ in pairs], [name for _, name in pairs]),
-    assigned=record.line["assigned"] or reference.line["assigned"],
+    assigned=assigned,
     skipped=(reference.line["skipped"], record.line["skipped"]),
-    unrecorded=(reference.line["unrecorded"], record.line["unrecorded"]),
     applied=reference.line["applied"],
     has_trained=has_trained,
     global_step=(reference.line["global_step"], record.line["global_step"]),
