@@ -9,6 +9,7 @@ finalized.
 """
 
 import atexit
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -22,6 +23,7 @@ import threading
 from typing import (
   Any,
   Callable,
+  Counter,
   Dict,
   FrozenSet,
   Iterator,
@@ -94,13 +96,24 @@ class _Session:
     written: The variables that its runs may have initialized; without those that could
       not be read, and that no run wrote since.
     kept: The session, which is not deleted while a record is due.
+    thread: The name of the thread that ran it first.
+    number: Its number among those of that thread that have records; -1 without.
+    count: How many records were made of it.
   """
 
   def __init__(self, every: int, is_shared: bool) -> None:
+    self.thread = threading.current_thread().name
+    self.number = -1
+    self.count = 0
     self.history = training.Session(every, is_shared)
     self.digests: Dict[str, int] = {}
     self.written: Set[str] = set()
     self.kept: Optional[tf.Session] = None
+
+  @property
+  def index(self) -> str:
+    """Returns the index of its next record, which does not depend on other threads."""
+    return "{}.{}.{}".format(self.thread, self.number, self.count)
 
 
 class Recorder:
@@ -128,15 +141,15 @@ class Recorder:
     self._settings = settings
     # complete after each line
     self._file = open(settings.recording, "w", encoding="utf-8", buffering=1)
-    self._reference: Iterator[recording.Record] = iter(())
+    self._reference: Optional[recording.Reference] = None
     self._known_steps: List[steps.KnownStep] = []  # of this and the first run
     if settings.reference:
-      self._reference = recording.read_records(settings.reference)
+      self._reference = recording.Reference(settings.reference)
       self._known_steps += _read_steps(settings.reference)
     self._lock = threading.RLock()
     self._pid = os.getpid()
-    self._index = 0
-    self._numbers = itertools.count()
+    self._numbers = itertools.count()  # of graphs
+    self._threads: Counter[str] = collections.Counter()  # numbers of their sessions
     self._sessions: weakref.WeakKeyDictionary[tf.Session, _Session] = (
       weakref.WeakKeyDictionary()
     )
@@ -252,12 +265,13 @@ class Recorder:
     """Records what is due before a run; before the start of a session also what other
     sessions did, which may explain it.
     """
+    thread = threading.current_thread().name
     if sess not in self._sessions:
       self._sessions[sess] = _Session(self._settings.every, bool(sess.sess_str))
     kind = self._sessions[sess].history.due_before(change)
     if kind == training.START:
       for other, known in list(self._sessions.items()):
-        if known.history.due != training.START:
+        if known.history.due != training.START and known.thread == thread:
           self._record_last(other)
     if kind is not None:
       self._record(sess, graph, kind)
@@ -400,6 +414,9 @@ class Recorder:
     if kind == training.START and not changed:
       known.history.due = None
       return
+    if known.number < 0:
+      known.number = self._threads[known.thread]
+      self._threads[known.thread] += 1
     self._totals.records += 1
     self._totals.assignments += kind != training.STEP and bool(known.history.assigned)
     self.note(**dataclasses.asdict(self._totals))
@@ -417,9 +434,9 @@ class Recorder:
         trained_without=self.notes["trained_without"] or trained_without,
       )
     differing = self._differing(record, has_trained)
-    kept = self._settings.keep.get(str(self._index)) or differing
-    self._keep({name: values[name] for name in kept if name in values})
-    self._index += 1
+    kept = self._settings.keep.get(known.index) or differing
+    self._keep(known.index, {name: values[name] for name in kept if name in values})
+    known.count += 1
     is_original = self._settings.run == recording.ORIGINAL
     if is_original and not sys.modules.keys().isdisjoint(_OPTIMIZERS):
       self.note(uses="mp_compat")
@@ -429,6 +446,7 @@ class Recorder:
   ) -> recording.Record:
     """Returns the record of a session whose digests are those of `values`."""
     line = {
+      "index": session.index,
       "graph": graph.number,
       "kind": kind,
       # None for a variable that is not initialized
@@ -471,12 +489,14 @@ class Recorder:
     from other values than the reference. `has_trained`: whether an earlier record is of
     training with loss scaling.
     """
-    reference = None if self.notes["difference"] else next(self._reference, None)
+    reference, index = None, record.line["index"]
+    if self._reference and not self.notes["difference"]:
+      reference = self._reference.take(index)
     if reference is None:
       return []
     counts_state = self._settings.run != recording.UNSCALED
     difference = recording.difference(
-      reference, record, self._index, self.notes["steps"], has_trained, counts_state
+      reference, record, index, self.notes["steps"], has_trained, counts_state
     )
     if difference is None:
       return []
@@ -486,9 +506,9 @@ class Recorder:
       _exit()
     return list(filter(None, difference.names[1]))
 
-  def _keep(self, values: Values) -> None:
-    """Writes the numbers of the first variables, as float64 or complex128, and whether
-    those of each are finite.
+  def _keep(self, index: str, values: Values) -> None:
+    """Writes the numbers of the first variables of a record, as float64 or complex128,
+    and whether those of each are finite.
     """
     if not values:
       return
@@ -501,7 +521,7 @@ class Recorder:
         numbers[name] = array.astype(np.float64)
     finite = [np.isfinite(array).all() for array in numbers.values()]
     shown = {name + ":0": numbers[name] for name in list(numbers)[: recording.SHOWN]}
-    path = recording.values_path(self._settings.recording, self._index)
+    path = recording.values_path(self._settings.recording, index)
     with _giving_up():
       np.savez(path, finite=np.array(finite), **shown)
 

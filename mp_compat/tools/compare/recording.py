@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -64,7 +65,7 @@ class Difference:
   reference's value first.
 
   Attributes:
-    index: The index of the record.
+    index: The index of the record; see `Record`.
     step: The number of steps before it.
     kinds: The kinds of the records: START, STEP or ASSIGNMENT of `training`.
     names: The variables that differ, side by side; None for one that a run lacks.
@@ -78,7 +79,7 @@ class Difference:
     global_step: The values of `global_step`; None without one.
   """
 
-  index: int
+  index: str
   step: int
   kinds: Tuple[str, str]
   names: Tuple[List[Optional[str]], List[Optional[str]]]
@@ -137,9 +138,11 @@ class Record(NamedTuple):
 
   Attributes:
     variables: The variables of the graph.
-    line: The line of the recording, with `kind`; `digests`, checksums in the order of
-      the variables, None for one that is not initialized; and `assigned`, `skipped`,
-      `applied` and `global_step` as in a `Difference`.
+    line: The line of the recording, with `index`: the thread that ran the session
+      first, the number of the session there, and that of the record; `kind`;
+      `digests`, checksums in the order of the variables, None for one that is not
+      initialized; and `assigned`, `skipped`, `applied` and `global_step` as in a
+      `Difference`.
   """
 
   variables: Variables
@@ -176,6 +179,24 @@ def read_records(path: str) -> Iterator[Record]:
       yield Record(variables[line["graph"]], line)
 
 
+class Reference:
+  """Finds the records of a recording, in whatever order its threads made them."""
+
+  def __init__(self, path: str) -> None:
+    """Begins to read a recording."""
+    self._records = read_records(path)
+    self._passed: Dict[str, Record] = {}
+
+  def take(self, index: str) -> Optional[Record]:
+    """Returns the record with an index, once; None if there is none."""
+    while index not in self._passed:
+      record = next(self._records, None)
+      if record is None:
+        return None
+      self._passed[record.line["index"]] = record
+    return self._passed.pop(index)
+
+
 def read_lines(path: str) -> Iterator[Line]:
   """Yields the lines of a recording."""
   with open(path, encoding="utf-8") as file:
@@ -183,7 +204,7 @@ def read_lines(path: str) -> Iterator[Line]:
       yield json.loads(line)
 
 
-def read_values(recording: str, index: int) -> Arrays:
+def read_values(recording: str, index: str) -> Arrays:
   """Returns the values that a run kept of a record, by the names of the variables;
   {} if it kept none.
   """
@@ -194,15 +215,15 @@ def read_values(recording: str, index: int) -> Arrays:
     return {name.partition(":")[0]: arrays[name] for name in arrays}
 
 
-def values_path(recording: str, index: int) -> str:
+def values_path(recording: str, index: str) -> str:
   """Returns the name of the file for the values of a record."""
-  return "{}.{}.npz".format(recording, index)
+  return "{}.{}.npz".format(recording, re.sub(r"[^\w.]", "_", index))
 
 
 def difference(
   reference: Record,
   record: Record,
-  index: int,
+  index: str,
   step: int,
   has_trained: bool,
   state: bool,

@@ -29,7 +29,7 @@ RUNS = {
 }
 
 # Returns the values that a run (its name) kept of a record (its index).
-Values = Callable[[str, int], Arrays]
+Values = Callable[[str, str], Arrays]
 
 _UNKNOWN_REASON = "The reason is not known."
 # What an error of a program says that uses loss scaling.

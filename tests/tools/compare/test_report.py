@@ -1,5 +1,7 @@
 """Tests what the report of `compare` says of recordings; they need no TensorFlow."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -37,7 +39,7 @@ def notes(**changed):
 def difference(theirs="w", ours="w", step=2, **changed):
   """Returns a difference in one variable."""
   known = dict(
-    index=step,
+    index=str(step),
     step=step,
     kinds=["step", "step"],
     names=[[theirs], [ours]],
@@ -302,5 +304,18 @@ def test_records_differ_by_kind_and_values():
     (line("assignment", digests=[2]), False),
   ]:
     record = recording.Record(variables, other)
-    found = recording.difference(reference, record, 3, 2, True, True)
+    found = recording.difference(reference, record, "3", 2, True, True)
     assert (found and found.is_unseen_training) is is_unseen
+
+
+def test_records_are_found_in_any_order(tmp_path):
+  """Threads change the order of the records of several sessions."""
+  path = tmp_path / "recording"
+  variables = {"shapes": {"w": [2]}, "tensorflow_names": {}, "state": {}}
+  lines = [{"graph": 0, "variables": variables}]
+  lines += [{"graph": 0, **line(), "index": index} for index in ("a.0", "b.0", "a.1")]
+  path.write_text("\n".join(json.dumps(each) for each in lines))
+  reference = recording.Reference(str(path))
+  for index in ("b.0", "a.0", "a.1"):
+    assert reference.take(index).line["index"] == index
+  assert reference.take("a.2") is None
