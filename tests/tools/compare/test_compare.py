@@ -451,6 +451,7 @@ def test_other_changes_of_variables_are_seen(code, arguments, words, compare):
     (0, "evaluates.py loads", ["after each of 4 steps"]),
     (1, "evaluates.py loads otherwise", ["step 4 is the", "or loads other", THREE]),
     (1, "evaluates.py closes otherwise", ["step 4 is the", "or loads other"]),
+    (0, "evaluates.py thread loads", ["after each of 4 steps"]),  # at the same time
     # What is assigned after the last step, and is not trained.
     (1, "evaluates.py increments otherwise", ["step 4 is the", "  rate: 1 of 1"]),
     # Runs that fail.
