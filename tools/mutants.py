@@ -640,8 +640,6 @@ MUTANTS = [
   ("tools/compare/report", "> arguments.LARGEST_SCALE", "> 0"),
   ("tools/compare/report", " and not _applied_too(found)", ""),
   ("tools/compare/report", "found.has_trained and ", ""),
-  ("tools/compare/report", "elif _may_start_after_skip(run, found):", "elif False:"),
-  ("tools/compare/report", 'and result["unrecorded"] < first["unrecorded"]', ""),
   ("tools/compare/servers", ' or not _is_local(address.hostname or "")', ""),
   ("tools/compare/step_building", "step.decisions.update(around.decisions)", "pass"),
   (
@@ -665,14 +663,10 @@ MUTANTS = [
   ("tools/compare/training", "if execution.is_scaled and", "if"),
   (
     "tools/compare/training",
-    "change.is_initialization and not self._steps",
-    "change.is_initialization",
+    "self._counts[STEP] or not change.is_initialization",
+    "not change.is_initialization",
   ),
-  (
-    "tools/compare/training",
-    "self._is_started and self._steps > 0",
-    "self._is_started",
-  ),
+  ("tools/compare/training", "(self.due == START) == change.is", "change.is"),
   (
     "migration/conditional_names",
     "    built = loss()\n    native_names.take(names)\n",

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces what gives seeds to random ops and generators."""
 
-from typing import Any, Callable, Optional, Tuple
+import functools
+from typing import Any, Callable, Dict, Optional, Tuple
 
+from tensorflow.python.framework import ops
 from tensorflow.python.framework import random_seed  # pyright: ignore[reportAttributeAccessIssue]
 from tensorflow.python.ops import stateful_random_ops
+
+_SEEDS = ("seed", "seed2")  # attributes of random ops; both are 0 without a seed
 
 # From the seed that an op was given, if any: the seeds of the graph and of the op.
 GetSeed = Callable[[Optional[int]], Tuple[Optional[int], Optional[int]]]
@@ -13,8 +17,39 @@ get_seed: GetSeed = random_seed.get_seed  # TensorFlow's own, also if it is repl
 
 
 def replace_get_seed(function: GetSeed) -> None:
-  """Replaces `get_seed`, which all ops call that draw random numbers."""
+  """Replaces `get_seed`, which most functions call that build random ops; and makes ops
+  of graphs that get no seed otherwise, such as
+  `tf.image.sample_distorted_bounding_box`, get one from `function(None)`.
+  """
   random_seed.get_seed = function
+  create = ops.Graph._create_op_internal
+
+  @functools.wraps(create)
+  def create_with_seed(
+    self: ops.Graph,
+    op_type: str,
+    inputs: Any,
+    dtypes: Any = None,
+    input_types: Any = None,
+    name: Optional[str] = None,
+    attrs: Optional[Dict[str, Any]] = None,
+    *args: Any,
+    **kwargs: Any,
+  ) -> ops.Operation:
+    if _lacks_seed(attrs or {}):
+      attrs = dict(attrs or {})
+      for key, seed in zip(_SEEDS, function(None)):
+        attrs[key] = type(attrs[key])(i=seed)
+    return create(
+      self, op_type, inputs, dtypes, input_types, name, attrs, *args, **kwargs
+    )
+
+  ops.Graph._create_op_internal = create_with_seed
+
+
+def _lacks_seed(attrs: Dict[str, Any]) -> bool:
+  """Returns whether attributes are those of a random op without a seed."""
+  return all(key in attrs and not attrs[key].i for key in _SEEDS)
 
 
 def replace_seed_of_generators(make_seed: Callable[[], Optional[int]]) -> None:

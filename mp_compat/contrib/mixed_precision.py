@@ -4,9 +4,9 @@ defects.
 
 Names, numbers (bit for bit) and variables are the same: `loss_scale` (float32),
 `good_steps` and `bad_steps` (int32). The optimizer is a
-`mp_compat.MixedPrecisionLossScaleOptimizer`. Gradients may therefore be None, sparse,
-or in any iterable; all replicas apply or skip a step together; Adam's beta powers have
-the same names as without loss scaling.
+`mp_compat.MixedPrecisionLossScaleOptimizer`. Gradients may therefore be None, or in any
+iterable; all replicas apply or skip a step together; Adam's beta powers have the same
+names as without loss scaling.
 
 Source: `tf.contrib.mixed_precision`.
 """
@@ -178,8 +178,12 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
 
 
 class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
-  """Scales the loss by a manager's loss scale; otherwise a
-  `mp_compat.MixedPrecisionLossScaleOptimizer`.
+  """Scales the loss by a manager's loss scale, and makes sparse gradients dense when it
+  unscales them; otherwise a `mp_compat.MixedPrecisionLossScaleOptimizer`.
+
+  Optimizers such as Momentum and RMSProp also update the rows of a variable without
+  gradients if the gradient is dense. A sparse gradient that is passed to
+  `apply_gradients` stays sparse.
 
   Source: `tf.contrib.mixed_precision.LossScaleOptimizer`.
   """
@@ -236,6 +240,18 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
   def _down_scale(
     self, grads_vars: Iterable[gradients.GradAndVar], loss_scale: tf.Tensor
   ) -> List[gradients.GradAndVar]:
-    """Returns the pairs with gradients that are divided by `loss_scale`."""
+    """Returns the pairs with gradients that are divided by `loss_scale`, and dense."""
     grads, variables = zip(*grads_vars)
-    return list(zip(gradients.unscale(grads, loss_scale), variables))
+    dense = [self._convert_computed(grad) for grad in grads]
+    return list(zip(gradients.unscale(dense, loss_scale), variables))
+
+  def _convert_computed(self, grad: object) -> gradients.Gradient:
+    """Returns a gradient of the scaled loss as it is unscaled: dense, unless it is
+    sparse and its shape is not known.
+    """
+    converted = super()._convert_computed(grad)
+    if not isinstance(converted, tf.IndexedSlices):
+      return converted
+    if converted.dense_shape is None:
+      return converted
+    return tf.convert_to_tensor(converted)

@@ -285,7 +285,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     scaled: List[gradients.Gradient] = []
     variables: List[tf.Variable] = []
     for grad, variable in list(compute(scaled_loss, *args, **keywords)):
-      scaled.append(gradients.convert(grad))
+      scaled.append(self._convert_computed(grad))
       variables.append(variable)
     grads = gradients.unscale(scaled, scale)
     if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
@@ -334,13 +334,17 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "unscale_gradients() needs gradients of a scaled loss, but scale_loss() was "
         "not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables)."
       )
-    scaled = [gradients.convert(grad) for grad in grads]
+    scaled = [self._convert_computed(grad) for grad in grads]
     scale = self._recorded_scale()
     grads = gradients.unscale(scaled, scale)
     self._state_in(graphs.init_scope_graph()).has_unscaled = True
     names = ["gradient {}".format(i) for i in range(len(grads))]
     lineage.record(grads, names, scaled, scale, are_names_of_variables=False)
     return grads
+
+  def _convert_computed(self, grad: object) -> gradients.Gradient:
+    """Returns a gradient of the scaled loss as it is unscaled."""
+    return gradients.convert(grad)
 
   def _scale(self) -> tf.Tensor:
     """Returns a new read of the loss scale, a float32 scalar."""

@@ -33,8 +33,10 @@ def _graph():
 MODEL = [
   "model/w:0",
   "model/b:0",
+  "model/table:0",
   "model/w/Momentum:0",
   "model/b/Momentum:0",
+  "model/table/Momentum:0",
   "global_step:0",
 ]
 
@@ -43,9 +45,32 @@ def make_manager(api):
   return api.ExponentialUpdateLossScaleManager(64.0, 2, 1, 2.0, 0.5)
 
 
-def get_dense_variables():
-  """Returns the variables with dense gradients; contrib fails with sparse gradients."""
-  return [v for v in tf.trainable_variables() if v.op.name in ("model/w", "model/b")]
+def get_used_variables():
+  """Returns the variables with gradients, that of `table` sparse; contrib's
+  `apply_gradients` fails with None.
+  """
+  return [v for v in tf.trainable_variables() if v.op.name != "model/unused"]
+
+
+# All optimizers of `tf.train`, but SyncReplicasOptimizer, which needs servers.
+OPTIMIZERS = {
+  **testing.OPTIMIZERS,
+  "Adadelta": lambda: tf.train.AdadeltaOptimizer(0.1),
+  "AdagradDA": lambda: tf.train.AdagradDAOptimizer(
+    0.1, tf.train.get_global_step(), l2_regularization_strength=0.01
+  ),
+  "CenteredRMSProp": lambda: tf.train.RMSPropOptimizer(0.01, centered=True),
+  "Nesterov": lambda: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+  "ProximalAdagrad": lambda: tf.train.ProximalAdagradOptimizer(
+    0.1, l1_regularization_strength=0.01
+  ),
+  "ProximalGradientDescent": lambda: tf.train.ProximalGradientDescentOptimizer(
+    0.1, l1_regularization_strength=0.01
+  ),
+}
+# The others are compared every night. Adam has counters, RMSProp moves rows without
+# gradients.
+COMPARED_FIRST = ("Adam", "Momentum", "RMSProp")
 
 
 def train(api, manager, steps, optimizer="Momentum", use_resource=True):
@@ -55,30 +80,45 @@ def train(api, manager, steps, optimizer="Momentum", use_resource=True):
   `steps` has a character for every step: "x" overflows, "." does not.
   """
   return testing.train(
-    lambda: api.LossScaleOptimizer(testing.OPTIMIZERS[optimizer](), manager(api)),
+    lambda: api.LossScaleOptimizer(OPTIMIZERS[optimizer](), manager(api)),
     testing.feeds(len(steps), [i for i, step in enumerate(steps) if step == "x"]),
     use_resource,
-    var_list=get_dense_variables,
+    var_list=get_used_variables,
   )
 
 
 @needs_contrib
-@pytest.mark.parametrize("use_resource", [False, True])
-@pytest.mark.parametrize("optimizer", sorted(testing.OPTIMIZERS))
+@pytest.mark.parametrize("use_resource", [False, True], ids=["reference", "resource"])
+@pytest.mark.parametrize(
+  "optimizer",
+  [
+    pytest.param(name, marks=[pytest.mark.matrix] * (name not in COMPARED_FIRST))
+    for name in sorted(OPTIMIZERS)
+  ],
+)
 @pytest.mark.parametrize(
   "manager",
   [
-    lambda api: api.FixedLossScaleManager(8.0),
+    lambda api: api.FixedLossScaleManager(10.0),
     lambda api: api.ExponentialUpdateLossScaleManager(8.0, 2),
   ],
+  ids=["fixed", "exponential"],
 )
 def test_all_optimizers_train_as_contrib(optimizer, manager, use_resource):
+  """Also with sparse gradients, which contrib makes dense."""
   testing.assert_same(
     *[
       train(api, manager, "..x.xx...", optimizer, use_resource)
       for api in (mixed_precision, native)
     ]
   )
+
+
+@needs_contrib
+def test_all_optimizers_are_compared():
+  names = {name for name in dir(tf.train) if name.endswith("Optimizer")}
+  made = {type(make()).__name__ for make in OPTIMIZERS.values()}
+  assert names - made == {"Optimizer", "SyncReplicasOptimizer"}
 
 
 @needs_contrib
@@ -263,14 +303,14 @@ def test_optimizer_subclass_scales_down():
     testing.train(
       lambda api=api: scale_down_again(api),
       testing.feeds(3),
-      var_list=get_dense_variables,
+      var_list=get_used_variables,
     )
     for api in [mixed_precision] + [native] * (native is not None)
   ]
   plain = testing.train(
     lambda: tf.train.GradientDescentOptimizer(0.025),
     testing.feeds(3),
-    var_list=get_dense_variables,
+    var_list=get_used_variables,
   )
   testing.assert_same(histories[0], histories[-1])
   np.testing.assert_allclose(
@@ -317,7 +357,7 @@ def test_parts_can_be_replaced():
     testing.train(
       lambda api=api: make_optimizer_with_replaced_parts(api),
       testing.feeds(4),
-      var_list=get_dense_variables,
+      var_list=get_used_variables,
     )
     for api in [mixed_precision] + [native] * (native is not None)
   ]
@@ -344,7 +384,7 @@ def train_with_two_scales(api, experimental, overflows):
 
   try:
     return testing.train(
-      make_optimizer, testing.feeds(9, overflows), var_list=get_dense_variables
+      make_optimizer, testing.feeds(9, overflows), var_list=get_used_variables
     )
   finally:
     experimental.disable_mixed_precision_graph_rewrite()
@@ -374,9 +414,7 @@ def test_rewrite_inside_contrib_trains_as_tensorflow():
 
 
 def test_unusual_gradients_are_applied():
-  """Checks None and sparse gradients, iterators, `get_name` and `variables`, with which
-  contrib fails.
-  """
+  """Checks None, iterators, `get_name` and `variables`, with which contrib fails."""
   table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
   unused, x = tf.get_variable("unused", [1]), tf.placeholder(tf.float32, [2])
   opt = mixed_precision.LossScaleOptimizer(
@@ -385,9 +423,7 @@ def test_unusual_gradients_are_applied():
   grads_and_vars = opt.compute_gradients(
     tf.reduce_sum(tf.gather(table, [1, 1]) * x), [table, unused]
   )
-  assert (
-    isinstance(grads_and_vars[0][0], tf.IndexedSlices) and grads_and_vars[1][0] is None
-  )
+  assert grads_and_vars[1][0] is None
   train_op = opt.apply_gradients(iter(grads_and_vars))
   assert opt.get_name() == "GradientDescent"
   assert [v.op.name for v in opt.variables()] == [
@@ -399,6 +435,54 @@ def test_unusual_gradients_are_applied():
     for value in (FINITE, OVERFLOW):
       sess.run(train_op, {x: value})
     np.testing.assert_array_equal(sess.run(table)[1], -2 * FINITE)
+
+
+def test_sparse_gradients_move_all_rows():
+  """As dense ones: Momentum moves a row that had a gradient in an earlier step."""
+  x, rows = tf.placeholder(tf.float32, []), tf.placeholder(tf.int32, [None])
+
+  table = tf.get_variable("table", [3], initializer=tf.zeros_initializer())
+  loss = tf.reduce_sum(tf.gather(table, rows)) * x
+  opt = mixed_precision.LossScaleOptimizer(
+    tf.train.MomentumOptimizer(1.0, 0.5), mixed_precision.FixedLossScaleManager(8.0)
+  )
+  scaled = tf.gradients(opt.scale_loss(loss), [table])
+  train_ops = [
+    opt.apply_gradients(pairs)
+    for pairs in [
+      opt.compute_gradients(loss, [table]),
+      zip(opt.unscale_gradients(scaled), [table]),
+      opt._down_scale(zip(scaled, [table]), tf.constant(8.0)),
+    ]
+  ]
+  with testing.initialized_session() as sess:
+    for train_op, moved, expected in [
+      (train_ops[0], [0, 0], [-2.0, 0.0, 0.0]),
+      (train_ops[0], [2], [-3.0, 0.0, -1.0]),
+      (train_ops[1], [1], [-3.5, -1.0, -1.5]),
+      (train_ops[2], [1], [-3.75, -2.5, -1.75]),
+    ]:
+      sess.run(train_op, {x: 1.0, rows: moved})
+      np.testing.assert_array_equal(sess.run(table), expected)
+
+
+def test_sparse_gradients_of_unknown_shape_are_applied():
+  table = tf.get_variable("table", [3], initializer=tf.zeros_initializer())
+
+  class Sparse(tf.train.GradientDescentOptimizer):
+    """Computes gradients without their shape, with which contrib fails."""
+
+    def compute_gradients(self, loss, *args, **kwargs):
+      return [(tf.IndexedSlices(tf.reshape(loss, [1]), [1]), table)]
+
+  opt = mixed_precision.LossScaleOptimizer(
+    Sparse(1.0), mixed_precision.FixedLossScaleManager(8.0)
+  )
+  x = tf.placeholder(tf.float32, [])
+  train_op = opt.minimize(x)
+  with testing.initialized_session() as sess:
+    sess.run(train_op, {x: 2.0})
+    np.testing.assert_array_equal(sess.run(table), [0.0, -2.0, 0.0])
 
 
 @pytest.mark.usefixtures("control_flow")

@@ -108,7 +108,7 @@ class _Program:
     line = report.describe(run, result, self.every)
     self.tell("  {}. {:<21} {}".format(len(self.results), label, line))
 
-  def values_of(self, run: str, index: int) -> recording.Arrays:
+  def values_of(self, run: str, index: str) -> recording.Arrays:
     """Returns the values that a run kept of a record, by the names of the variables."""
     return recording.read_values(self._recording(run), index)
 
@@ -118,7 +118,8 @@ class _Program:
     try:
       processes.run(settings._asdict(), run, self.argv, self.directory, self.folder)
     except processes.ProgramFailedError as error:
-      hint = report.hint(run, self.runs, recording.read_notes(settings.recording))
+      notes = recording.read_notes(settings.recording)
+      hint = report.hint(run, self.runs, notes, str(error))
       raise processes.CannotRunError("{}{}".format(error, hint)) from error
     result = recording.read_notes(settings.recording)
     first = self.results.get(self.runs[0], result)
@@ -158,12 +159,12 @@ class _Program:
 
 def _differing_variables(results: Dict[str, recording.Notes]) -> Dict[str, List[str]]:
   """Returns the names of the first run's variables that another run found to differ, by
-  the index of the record, as a string for JSON: the next run keeps their values.
+  the index of the record: the next run keeps their values.
   """
   differing = {}
   for result in results.values():
     found = recording.difference_in(result)
     if found is not None:
       names, _ = found.names
-      differing[str(found.index)] = [name for name in names if name is not None]
+      differing[found.index] = [name for name in names if name is not None]
   return differing

@@ -121,9 +121,10 @@ def kept(paths: Sequence[str]) -> Iterator[Callable[[], None]]:
             "{} cannot be copied, for --restore: {}".format(failed, reason)
           ) from error
 
-  with _interruptible() as ignore_interrupts:
+  with _interruptible() as ignore_interrupts, contextlib.ExitStack() as locks:
     try:
       for path in existing:
+        locks.enter_context(_locked(path))
         os.rename(path, path + KEPT)
       yield copy_back
     finally:
@@ -137,6 +138,47 @@ def kept(paths: Sequence[str]) -> Iterator[Callable[[], None]]:
               os.rename(path + KEPT, path)
 
 
+@contextlib.contextmanager
+def _locked(folder: str) -> Iterator[None]:
+  """Holds the lock of a folder, which shows other processes that this one uses it; the
+  system releases it if the process is killed.
+
+  Raises a BlockingIOError if another process holds it. Does nothing on systems, and
+  file systems, without such locks.
+  """
+  if os.name != "posix":
+    yield
+    return
+  import fcntl
+
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    try:
+      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise
+    except OSError:
+      pass  # such as NFS
+    yield
+  finally:
+    os.close(descriptor)
+
+
+def _raise_kept(path: str) -> NoReturn:
+  """Raises a CannotRunError: a comparison keeps a folder, or was killed meanwhile."""
+  kept = path + KEPT
+  try:
+    with _locked(kept):
+      raise CannotRunError(
+        "{0} exists: {1} as it was before a comparison that was killed. Rename it to "
+        "{1}.".format(kept, path)
+      )
+  except BlockingIOError:
+    raise CannotRunError(
+      "Another comparison is running that restores {}. Wait for its end.".format(path)
+    ) from None
+
+
 def _outermost(paths: Sequence[str]) -> List[str]:
   """Returns the folders without those inside of others; raises a CannotRunError for one
   that cannot be renamed.
@@ -147,10 +189,7 @@ def _outermost(paths: Sequence[str]) -> List[str]:
   ]
   for path in folders:
     if os.path.lexists(path + KEPT):
-      raise CannotRunError(
-        "{0}{1} exists: {0} as it was before a comparison that was killed. Rename it "
-        "to {0}.".format(path, KEPT)
-      )
+      _raise_kept(path)
     if os.path.exists(path) and not os.path.isdir(path):
       raise CannotRunError("--restore expects a folder, but {} is a file.".format(path))
   return folders

@@ -9,6 +9,7 @@ finalized.
 """
 
 import atexit
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -22,11 +23,13 @@ import threading
 from typing import (
   Any,
   Callable,
+  Counter,
   Dict,
   FrozenSet,
   Iterator,
   List,
   NoReturn,
+  Optional,
   Set,
   Tuple,
   Union,
@@ -54,6 +57,9 @@ from mp_compat.tools.compare import training
 
 # imported if one is used
 _OPTIMIZERS = ("mp_compat.training.optimizer", "mp_compat.keras.loss_scale_optimizer")
+
+# After these errors a session cannot be read, or waits.
+_LOST = (tf.errors.AbortedError, tf.errors.UnavailableError)
 
 Values = Dict[str, Any]  # of variables by name, as a session returns them
 
@@ -87,25 +93,41 @@ class _Session:
     history: What it did, and which records are due.
     digests: Checksums of its variables at the last record, by name; without those that
       are not initialized.
-    unread: The variables that were not initialized, and that no run changed since.
+    written: The variables that its runs may have initialized; without those that could
+      not be read, and that no run wrote since.
+    kept: The session, which is not deleted while a record is due.
+    thread: The name of the thread that ran it first.
+    number: Its number among those of that thread that have records; -1 without.
+    count: How many records were made of it.
   """
 
-  def __init__(self, every: int) -> None:
-    self.history = training.Session(every)
+  def __init__(self, every: int, is_shared: bool) -> None:
+    self.thread = threading.current_thread().name
+    self.number = -1
+    self.count = 0
+    self.history = training.Session(every, is_shared)
     self.digests: Dict[str, int] = {}
-    self.unread: Set[str] = set()
+    self.written: Set[str] = set()
+    self.kept: Optional[tf.Session] = None
+
+  @property
+  def index(self) -> str:
+    """Returns the index of its next record, which does not depend on other threads."""
+    return "{}.{}.{}".format(self.thread, self.number, self.count)
 
 
 class Recorder:
   """Records the runs of all sessions of this process. For each run:
 
       effects = what it does to variables
-      record the variables            if the session starts from them
+      record the variables            if `training.Session` says so
       run
       executions = the steps that it executed
       count it
       record the variables            if `training.Session` says so
       end the process                 after the last step, or a different start
+
+  What is due when a session is closed, or the process ends, is recorded then.
 
   A record is written and compared with that of the reference in the same place. The
   first difference is noted, and its values are kept in a file.
@@ -119,15 +141,15 @@ class Recorder:
     self._settings = settings
     # complete after each line
     self._file = open(settings.recording, "w", encoding="utf-8", buffering=1)
-    self._reference: Iterator[recording.Record] = iter(())
+    self._reference: Optional[recording.Reference] = None
     self._known_steps: List[steps.KnownStep] = []  # of this and the first run
     if settings.reference:
-      self._reference = recording.read_records(settings.reference)
+      self._reference = recording.Reference(settings.reference)
       self._known_steps += _read_steps(settings.reference)
-    self._lock = threading.Lock()
+    self._lock = threading.RLock()
     self._pid = os.getpid()
-    self._index = 0
-    self._numbers = itertools.count()
+    self._numbers = itertools.count()  # of graphs
+    self._threads: Counter[str] = collections.Counter()  # numbers of their sessions
     self._sessions: weakref.WeakKeyDictionary[tf.Session, _Session] = (
       weakref.WeakKeyDictionary()
     )
@@ -137,7 +159,6 @@ class Recorder:
       compared=bool(settings.reference),
       tensorflow=tf.__version__,
       read=0,
-      unrecorded=0,
       variables=0,
       scales={},
       trained=False,
@@ -173,14 +194,14 @@ class Recorder:
     `sessions.observe`.
 
         effects = what the run does to variables, from the graph
-        record the start, if it is due
+        record what is due before it
         result = run(effects.decisions)     also reads what decides on steps
         executions = the steps that it executed
         count them, and record the variables, if that is due
 
-    If the run fails, nothing is recorded after it, but variables that it may have
-    initialized are read again later. The lock is not held during the run, because a run
-    may wait for that of another thread.
+    A run that fails may have changed variables: what it changed counts as its effect.
+    The lock is not held during the run, because a run may wait for that of another
+    thread.
 
     Args:
       sess: the session.
@@ -202,16 +223,18 @@ class Recorder:
         self.note(unseen="fork")
     if is_forked:
       return self._run_forked(effects, run)
-    decided = None
     try:
       result, decided = run(effects.decisions)
-      return result
-    finally:
+    except BaseException as error:
       with self._lock:
-        executions = steps.take_executions(effects.steps, decided or {})
-        self._sessions[sess].unread -= effects.change.written
-        if decided is not None:  # not if the run failed
-          self._after(sess, graph, effects.change, executions)
+        executions = steps.take_executions(effects.steps, None)
+        if not isinstance(error, _LOST):
+          self._after_failure(sess, graph, effects.change, executions)
+      raise
+    with self._lock:
+      executions = steps.take_executions(effects.steps, decided)
+      self._after(sess, graph, effects.change, executions)
+    return result
 
   def _run_forked(self, effects: run_effects.Effects, run: sessions.Run) -> Any:
     """Runs in a forked process, which has no recording of its own."""
@@ -239,11 +262,64 @@ class Recorder:
     return known.effects[key]
 
   def _before(self, sess: tf.Session, graph: _Graph, change: training.Change) -> None:
-    """Records what a session starts from, if that is due before a run."""
+    """Records what is due before a run; before the start of a session also what other
+    sessions did, which may explain it.
+    """
+    thread = threading.current_thread().name
     if sess not in self._sessions:
-      self._sessions[sess] = _Session(self._settings.every)
-    if self._sessions[sess].history.starts(change):
-      self._record(sess, graph, training.START)
+      self._sessions[sess] = _Session(self._settings.every, bool(sess.sess_str))
+    kind = self._sessions[sess].history.due_before(change)
+    if kind == training.START:
+      for other, known in list(self._sessions.items()):
+        if known.history.due != training.START and known.thread == thread:
+          self._record_last(other)
+    if kind is not None:
+      self._record(sess, graph, kind)
+
+  def _record_last(self, sess: tf.Session) -> None:
+    """Records what is due of a session, if anything is, and if it can be read."""
+    known = self._sessions[sess]
+    with contextlib.suppress(tf.errors.OpError, RuntimeError):
+      if known.history.due is not None:
+        self._record(sess, self._graph(sess.graph), known.history.due)
+    known.kept = None
+
+  def end(self, sess: tf.Session) -> None:
+    """Records what is due of a session that is about to be closed."""
+    known = self._sessions.get(sess)
+    # Python deletes, and closes, only sessions of which nothing is due.
+    if known is None or known.kept is None or os.getpid() != self._pid:
+      return
+    with self._lock:
+      self._record_last(sess)
+
+  def _after_failure(
+    self,
+    sess: tf.Session,
+    graph: _Graph,
+    change: training.Change,
+    executions: List[training.Execution],
+  ) -> None:
+    """Counts and records a run that failed, if it changed variables. Arguments as for
+    `_after`; the executions are those that the run may have made.
+
+    If the values before it were not recorded, they do not show what it did, and are
+    compared later.
+    """
+    known = self._sessions[sess]
+    known.written |= change.written
+    if not change.written or known.history.due is not None:
+      return
+    with contextlib.suppress(tf.errors.OpError, RuntimeError):
+      changed = _update_digests(dict(known.digests), self._read(sess, graph))
+      made = [
+        each
+        for each in executions
+        if each.applied is not None or training.changed_any(each.variables, changed)
+      ]
+      if changed:
+        change = change._replace(written=change.written & changed)
+        self._after(sess, graph, change, made)
 
   def _after(
     self,
@@ -262,20 +338,21 @@ class Recorder:
     """
     if change.unseen:
       self.note(unseen="training", unseen_names=sorted(change.unseen))
-    kind = self._sessions[sess].history.add(change, executions, graph.trained)
-    self._totals.assignments += kind in (training.START, training.ASSIGNMENT)
+    known = self._sessions[sess]
+    known.written |= change.written
+    kind = known.history.add(change, executions, graph.trained)
     if executions:
       unreadable = sorted(change.written.difference(graph.tensors))
       if unreadable:
         self.note(unreadable=unreadable)
       self._totals.add(executions)
-    skipped = training.skipped_decisions(executions)
-    self.note(unrecorded=self.notes["unrecorded"] + skipped)
     self.note(**dataclasses.asdict(self._totals))
     if kind is not None:
       self._record(sess, graph, kind)
+    known.kept = None if known.history.due is None else sess
     if self.notes["steps"] == self._settings.steps:
-      self._exit()
+      self.finish()
+      _exit()
 
   def _graph(self, graph: tf.Graph) -> _Graph:
     """Returns what is known of a graph; computes it again if ops were added to it.
@@ -322,7 +399,7 @@ class Recorder:
     functions of `tf.data`, which no op of a run tells, or other sessions of a server.
 
         read the variables, and compute their digests
-        write the record
+        write the record                  of a start only if it changed something
         note scales, the number of variables, and whether steps trained
         keep the values, if they differ from the reference, or the parent asked for them
 
@@ -334,7 +411,15 @@ class Recorder:
     known = self._sessions[sess]
     values = self._read(sess, graph)
     changed = _update_digests(known.digests, values)
-    self.note(unrecorded=self.notes["unrecorded"] - known.history.skipped)
+    if kind == training.START and not changed:
+      known.history.due = None
+      return
+    if known.number < 0:
+      known.number = self._threads[known.thread]
+      self._threads[known.thread] += 1
+    self._totals.records += 1
+    self._totals.assignments += kind != training.STEP and bool(known.history.assigned)
+    self.note(**dataclasses.asdict(self._totals))
     record = self._record_of(graph, known, kind, values)
     self._write(**record.line)
     self._note_scales(graph.variables.state, values)
@@ -349,9 +434,9 @@ class Recorder:
         trained_without=self.notes["trained_without"] or trained_without,
       )
     differing = self._differing(record, has_trained)
-    kept = self._settings.keep.get(str(self._index)) or differing
-    self._keep({name: values[name] for name in kept if name in values})
-    self._index += 1
+    kept = self._settings.keep.get(known.index) or differing
+    self._keep(known.index, {name: values[name] for name in kept if name in values})
+    known.count += 1
     is_original = self._settings.run == recording.ORIGINAL
     if is_original and not sys.modules.keys().isdisjoint(_OPTIMIZERS):
       self.note(uses="mp_compat")
@@ -361,31 +446,29 @@ class Recorder:
   ) -> recording.Record:
     """Returns the record of a session whose digests are those of `values`."""
     line = {
+      "index": session.index,
       "graph": graph.number,
       "kind": kind,
       # None for a variable that is not initialized
       "digests": [session.digests.get(name) for name in graph.tensors],
       "assigned": sorted(session.history.assigned),
       "skipped": session.history.skipped,
-      "unrecorded": self.notes["unrecorded"],
       "applied": sorted(session.history.applied),
       "global_step": np.asarray(values.get("global_step")).tolist(),
     }
     return recording.Record(graph.variables, line)
 
   def _read(self, sess: tf.Session, graph: _Graph) -> Values:
-    """Returns the values of the variables that are initialized; does not try those that
-    were not at the last record, and that no run changed since.
+    """Returns the values of the variables that are initialized; tries only those that
+    runs wrote, unless other sessions share them.
     """
     known = self._sessions[sess]
-    if sess.sess_str:  # Other sessions of the server may have initialized them.
-      known.unread.clear()
     tried = {}
     for name, tensor in graph.tensors.items():
-      if name not in known.unread:
+      if sess.sess_str or name in known.written:
         tried[name] = tensor
     values = sessions.read(sess, tried)
-    known.unread.update(tried.keys() - values.keys())
+    known.written.intersection_update(values)
     return values
 
   def _note_scales(self, state: Dict[str, str], values: Values) -> None:
@@ -406,23 +489,26 @@ class Recorder:
     from other values than the reference. `has_trained`: whether an earlier record is of
     training with loss scaling.
     """
-    reference = None if self.notes["difference"] else next(self._reference, None)
+    reference, index = None, record.line["index"]
+    if self._reference and not self.notes["difference"]:
+      reference = self._reference.take(index)
     if reference is None:
       return []
     counts_state = self._settings.run != recording.UNSCALED
     difference = recording.difference(
-      reference, record, self._index, self.notes["steps"], has_trained, counts_state
+      reference, record, index, self.notes["steps"], has_trained, counts_state
     )
     if difference is None:
       return []
     self.note(difference=dataclasses.asdict(difference))
     if difference.is_of_initial_values:
-      self._exit()
+      self.note_processes()
+      _exit()
     return list(filter(None, difference.names[1]))
 
-  def _keep(self, values: Values) -> None:
-    """Writes the numbers of the first variables, as float64 or complex128, and whether
-    those of each are finite.
+  def _keep(self, index: str, values: Values) -> None:
+    """Writes the numbers of the first variables of a record, as float64 or complex128,
+    and whether those of each are finite.
     """
     if not values:
       return
@@ -435,7 +521,7 @@ class Recorder:
         numbers[name] = array.astype(np.float64)
     finite = [np.isfinite(array).all() for array in numbers.values()]
     shown = {name + ":0": numbers[name] for name in list(numbers)[: recording.SHOWN]}
-    path = recording.values_path(self._settings.recording, self._index)
+    path = recording.values_path(self._settings.recording, index)
     with _giving_up():
       np.savez(path, finite=np.array(finite), **shown)
 
@@ -451,18 +537,30 @@ class Recorder:
     if sum(os.times()[2:4]) > 1:
       self.note(processes=True)
 
-  def _exit(self) -> None:
-    """Ends the process at once: an exception could be caught by the program."""
-    self.note_processes()
-    with contextlib.suppress(Exception):
-      sys.stdout.flush()
-      sys.stderr.flush()
-    os._exit(0)
+  def finish(self) -> None:
+    """Records what is due at the end of the process; not of a server, which may have
+    ended.
+    """
+    if os.getpid() != self._pid:
+      return
+    with self._lock:
+      for sess in list(self._sessions):
+        if not sess.sess_str:
+          self._record_last(sess)
+      self.note_processes()
 
   def _write(self, **line: object) -> None:
     """Writes a line of the recording."""
     with _giving_up():
       self._file.write(json.dumps(line) + "\n")
+
+
+def _exit() -> NoReturn:
+  """Ends the process at once: an exception could be caught by the program."""
+  with contextlib.suppress(Exception):
+    sys.stdout.flush()
+    sys.stderr.flush()
+  os._exit(0)
 
 
 @contextlib.contextmanager
@@ -546,10 +644,10 @@ def main() -> None:
   with open(sys.argv[1], encoding="utf-8") as file:
     settings = recording.Settings(**json.load(file))
   recorder = Recorder(settings)
-  atexit.register(recorder.note_processes)
+  atexit.register(recorder.finish)
   if settings.run != recording.ORIGINAL:
     loss_scaling.replace(settings.run, recorder.note)
-  sessions.observe(recorder.around)
+  sessions.observe(recorder.around, recorder.end)
   loss_scaling.observe_steps(recorder.know)
   servers.observe()
   sessions.on_eager_gradients(lambda: recorder.note(unseen="eager"))

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -21,9 +22,9 @@ ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
 SHOWN = 3  # variables whose values are kept where they differ
 
 # What is known of a run, by kind:
-#   steps, scaled, applied, skipped, assignments    as in `training.Totals`
+#   steps, scaled, applied, skipped, assignments, records
+#                    as in `training.Totals`
 #   read             the number of records after steps
-#   unrecorded       how many decisions to skip a step no record of the session followed
 #   trained          whether applied steps with loss scaling changed a variable
 #   trained_without  whether steps without loss scaling did
 #   assigned         the trained variables that assignments changed
@@ -64,14 +65,13 @@ class Difference:
   reference's value first.
 
   Attributes:
-    index: The index of the record.
+    index: The index of the record; see `Record`.
     step: The number of steps before it.
     kinds: The kinds of the records: START, STEP or ASSIGNMENT of `training`.
     names: The variables that differ, side by side; None for one that a run lacks.
     assigned: The trained variables that runs which are no steps assigned, since the
       record before.
     skipped: How many decisions were to skip a step, since the record before.
-    unrecorded: How many of other sessions were, since their last records.
     applied: The variables of the reference that steps with loss scaling trained which
       it applied, or may have, since the record before.
     has_trained: Whether an earlier record, which is the same, is of training with loss
@@ -79,13 +79,12 @@ class Difference:
     global_step: The values of `global_step`; None without one.
   """
 
-  index: int
+  index: str
   step: int
   kinds: Tuple[str, str]
   names: Tuple[List[Optional[str]], List[Optional[str]]]
   assigned: List[str]
   skipped: Tuple[int, int]
-  unrecorded: Tuple[int, int]
   applied: List[str]
   has_trained: bool
   global_step: Tuple[Any, Any]
@@ -103,10 +102,12 @@ class Difference:
 
   @property
   def is_unseen_training(self) -> bool:
-    """Returns whether a run that is no step, initializer or restore made it: it is in
-    one program only, or assigns other values.
+    """Returns whether a run that is no step, initializer or restore changed a trained
+    variable: it is in one program only, or assigns other values.
     """
     theirs, ours = self.kinds
+    if not self.assigned:
+      return False
     if theirs != ours:
       return "assignment" in self.kinds
     _, differing = self.names
@@ -137,9 +138,11 @@ class Record(NamedTuple):
 
   Attributes:
     variables: The variables of the graph.
-    line: The line of the recording, with `kind`; `digests`, checksums in the order of
-      the variables, None for one that is not initialized; and `assigned`, `skipped`,
-      `unrecorded`, `applied` and `global_step` as in a `Difference`.
+    line: The line of the recording, with `index`: the thread that ran the session
+      first, the number of the session there, and that of the record; `kind`;
+      `digests`, checksums in the order of the variables, None for one that is not
+      initialized; and `assigned`, `skipped`, `applied` and `global_step` as in a
+      `Difference`.
   """
 
   variables: Variables
@@ -176,6 +179,24 @@ def read_records(path: str) -> Iterator[Record]:
       yield Record(variables[line["graph"]], line)
 
 
+class Reference:
+  """Finds the records of a recording, in whatever order its threads made them."""
+
+  def __init__(self, path: str) -> None:
+    """Begins to read a recording."""
+    self._records = read_records(path)
+    self._passed: Dict[str, Record] = {}
+
+  def take(self, index: str) -> Optional[Record]:
+    """Returns the record with an index, once; None if there is none."""
+    while index not in self._passed:
+      record = next(self._records, None)
+      if record is None:
+        return None
+      self._passed[record.line["index"]] = record
+    return self._passed.pop(index)
+
+
 def read_lines(path: str) -> Iterator[Line]:
   """Yields the lines of a recording."""
   with open(path, encoding="utf-8") as file:
@@ -183,7 +204,7 @@ def read_lines(path: str) -> Iterator[Line]:
       yield json.loads(line)
 
 
-def read_values(recording: str, index: int) -> Arrays:
+def read_values(recording: str, index: str) -> Arrays:
   """Returns the values that a run kept of a record, by the names of the variables;
   {} if it kept none.
   """
@@ -194,15 +215,15 @@ def read_values(recording: str, index: int) -> Arrays:
     return {name.partition(":")[0]: arrays[name] for name in arrays}
 
 
-def values_path(recording: str, index: int) -> str:
+def values_path(recording: str, index: str) -> str:
   """Returns the name of the file for the values of a record."""
-  return "{}.{}.npz".format(recording, index)
+  return "{}.{}.npz".format(recording, re.sub(r"[^\w.]", "_", index))
 
 
 def difference(
   reference: Record,
   record: Record,
-  index: int,
+  index: str,
   step: int,
   has_trained: bool,
   state: bool,
@@ -215,17 +236,17 @@ def difference(
   """
   kinds = reference.line["kind"], record.line["kind"]
   pairs = _differing_pairs(reference, record, state)
+  assigned = record.line["assigned"] or reference.line["assigned"]
   is_other_kind = kinds[0] != kinds[1] and "assignment" in kinds
-  if not pairs and not is_other_kind:
+  if not pairs and not (assigned and is_other_kind):
     return None
   return Difference(
     index,
     step,
     kinds,
     names=([name for name, _ in pairs], [name for _, name in pairs]),
-    assigned=record.line["assigned"] or reference.line["assigned"],
+    assigned=assigned,
     skipped=(reference.line["skipped"], record.line["skipped"]),
-    unrecorded=(reference.line["unrecorded"], record.line["unrecorded"]),
     applied=reference.line["applied"],
     has_trained=has_trained,
     global_step=(reference.line["global_step"], record.line["global_step"]),

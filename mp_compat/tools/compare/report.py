@@ -3,6 +3,7 @@
 Needs no TensorFlow.
 """
 
+import re
 from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from mp_compat.core import arguments
 from mp_compat.core import naming_schemes
 from mp_compat.tools.compare import recording
+from mp_compat.tools.compare import training
 from mp_compat.tools.compare.recording import Arrays
 from mp_compat.tools.compare.recording import Difference
 from mp_compat.tools.compare.recording import Notes
@@ -27,13 +29,11 @@ RUNS = {
 }
 
 # Returns the values that a run (its name) kept of a record (its index).
-Values = Callable[[str, int], Arrays]
+Values = Callable[[str, str], Arrays]
 
 _UNKNOWN_REASON = "The reason is not known."
-_UNRECORDED = (
-  "The first run skipped a step after the values were compared last, which may explain "
-  "this. --every 1 compares them after each step."
-)
+# What an error of a program says that uses loss scaling.
+_LOSS_SCALING = re.compile("loss_?scal|mixed_precision", re.IGNORECASE)
 _UNSEEN = {
   "eager": "Eager training was seen, which is not compared.",
   "fork": "Training in a forked process was seen, which is not compared.",
@@ -51,15 +51,22 @@ def label(run: str, runs: Sequence[str]) -> str:
   return RUNS[run].format(RUNS[runs[0]])
 
 
-def hint(run: str, runs: Sequence[str], result: Notes) -> str:
-  """Returns what to try after a program failed; `result` may be empty."""
+def hint(run: str, runs: Sequence[str], result: Notes, error: str) -> str:
+  """Returns what to try after a program failed.
+
+  Args:
+    run: the name of the run, of RUNS.
+    runs: the names of all runs, in order.
+    result: what is known of the run; may be empty.
+    error: how it failed, and what it wrote last.
+  """
   if result.get("replaced"):
     return "\n" + _describe_replaced(result["steps"])
   if result.get("steps"):
     return "\nIt had run {0} train steps: --steps {0} ends it after them.".format(
       result["steps"]
     )
-  if run == ORIGINAL and SCALED in runs:
+  if run == ORIGINAL and SCALED in runs and _LOSS_SCALING.search(error):
     return (
       "\nIf TensorFlow's own loss scaling is what fails, run it with mp_compat alone: "
       "python -m mp_compat run."
@@ -110,11 +117,11 @@ def _describe_unseen(run: str, result: Notes, first: Notes) -> Optional[str]:
       )
     )
   is_same = found is None and result["steps"] == first["steps"]
-  if is_same and result["assignments"] != first["assignments"]:
+  if is_same and result["records"] != first["records"]:
     return (
-      "Training that was not seen: runs that are no train steps changed trained "
-      "variables (number of such runs: {}; in the first run: {}).".format(
-        result["assignments"], first["assignments"]
+      "Training that was not seen: runs that are no train steps changed variables "
+      "(compared after such runs: {} times; in the first run: {}).".format(
+        result["records"] - result["read"], first["records"] - first["read"]
       )
     )
   return None
@@ -239,12 +246,12 @@ def describe(run: str, result: Notes, every: int) -> str:
     return "the same bits in both runs"
   if run == ONCE_MORE:
     return "the same bits in all three runs"
+  text = "the same bits: {} variables after {} of {} steps"
   each = "each"
   if every > 1:
     each = "every {}".format(every)
-  return "the same bits: {} variables after {} of {} steps".format(
-    result["variables"], each, result["steps"]
-  )
+    text += ", and at the end"
+  return text.format(result["variables"], each, result["steps"])
 
 
 def _describe_steps(run: str, result: Notes) -> str:
@@ -280,9 +287,8 @@ def conclude(results: Dict[str, Notes], values_of: Values) -> Tuple[int, List[st
       return UNKNOWN, [_describe_other_self(found, repeated["ends"])]
   statuses = []
   lines: List[str] = []
-  first = next(iter(results.values()))
   for run, result in results.items():
-    status, description = _compare_with_first(run, result, first, values_of)
+    status, description = _compare_with_first(run, result, values_of)
     statuses.append(status)
     lines += description
     for warning in result.get("warnings", []):
@@ -302,7 +308,7 @@ def conclude(results: Dict[str, Notes], values_of: Values) -> Tuple[int, List[st
 
 
 def _compare_with_first(
-  run: str, result: Notes, first: Notes, values_of: Values
+  run: str, result: Notes, values_of: Values
 ) -> Tuple[int, List[str]]:
   """Returns whether a run trains as the first one, as an exit code, and sentences on
   how they differ.
@@ -315,17 +321,13 @@ def _compare_with_first(
     if _skipped_only_first(run, found):
       is_explained = found.has_trained and not _applied_too(found)
       status = SAME if is_explained else UNKNOWN
-    elif _may_start_after_skip(run, found):
-      status = UNKNOWN
     lines = _describe_difference(run, result, values_of)
   if result["ends"]:
-    status, reason = DIFFERENT, _UNKNOWN_REASON
-    if run == UNSCALED and result["unrecorded"] < first["unrecorded"]:
-      status, reason = UNKNOWN, _UNRECORDED
+    status = DIFFERENT
     theirs, ours = result["ends"]
     ending = "{}: it ended after {} train steps, the first run after {}."
     lines.append(ending.format(RUNS[run], ours, theirs))
-    lines.append("  {} {}".format(reason, _describe_ends(result["ends"])))
+    lines.append("  {} {}".format(_UNKNOWN_REASON, _describe_ends(result["ends"])))
   return status, lines
 
 
@@ -363,27 +365,12 @@ def _skipped_only_first(run: str, found: Difference) -> bool:
   return run == UNSCALED and ours < theirs
 
 
-def _may_start_after_skip(run: str, found: Difference) -> bool:
-  """Returns whether a session of a run without loss scaling may start from other values
-  because the first run skipped a step in an earlier one.
-  """
-  if not found.starts or None in found.names[0] + found.names[1]:
-    return False
-  theirs, ours = found.unrecorded
-  return run == UNSCALED and ours < theirs
-
-
 def _applied_too(found: Difference) -> List[str]:
   """Returns the variables that differ, or whose slots do, and that the first run
   trained since the record before: a step that it skipped may not explain them.
   """
-  theirs, _ = found.names
-  scopes = ["/{}/".format(name) for name in theirs]
-  applied = []
-  for name in found.applied:  # slots are called "w/Momentum", "Adam/w/m"
-    if any("/{}/".format(name) in scope for scope in scopes):
-      applied.append(name)
-  return applied
+  theirs = [name for name in found.names[0] if name]
+  return [name for name in found.applied if training.has_state_in(name, theirs)]
 
 
 def _describe_ends(ends: List[int]) -> str:
@@ -417,7 +404,6 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
 
       only loss scales differ, and it is known why     that reason
       a variable is missing in one of the runs         the variables are not the same
-      a session starts elsewhere after a skipped step  the skip may explain it
       a session gets other initial or restored values  perhaps it restores a checkpoint
       a run without loss scaling skips fewer steps     why the first run skips them
       this run skips more steps than the first         why the first run applied it
@@ -435,8 +421,6 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
     return of_state
   if None in found.names[0] + found.names[1]:
     return "The runs do not have the same variables."
-  if _may_start_after_skip(run, found):
-    return "A session starts from other values. " + _UNRECORDED
   if found.starts:
     return (
       "A session initializes, restores or loads other values. If it restores a "

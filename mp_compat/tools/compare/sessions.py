@@ -22,9 +22,13 @@ _Function = Callable[..., Any]
 _run = sessions.Base._run  # which is not observed
 
 
-def observe(around: Around) -> None:
+def _ignore(session: tf.Session) -> None:
+  """Does nothing."""
+
+
+def observe(around: Around, end: Callable[[tf.Session], None] = _ignore) -> None:
   """Makes each run of any session call `around(session, elements, fed, run)`, and
-  return what it returns.
+  return what it returns; calls `end(session)` before a session is closed.
 
       def around(session, elements, fed, run):
         result, read = run(decisions)     # result: what the program gets
@@ -35,11 +39,23 @@ def observe(around: Around) -> None:
   `read` has their values by name, without those that the run could not read.
   """
   base = sessions.Base
+  base.close = _observed_close(base.close, end)
   base._run = _observed_run(around)
   base.make_callable = _observed_make_callable(base.make_callable)
   base._make_callable_from_options = _observed_make_callable_from_options(
     base._make_callable_from_options, around
   )
+
+
+def _observed_close(close: _Function, end: Callable[[tf.Session], None]) -> _Function:
+  """Returns what replaces `BaseSession.close`."""
+
+  @functools.wraps(close)
+  def observed_close(self: tf.Session) -> None:
+    end(self)
+    close(self)
+
+  return observed_close
 
 
 def _observed_run(around: Around) -> _Function:

@@ -114,12 +114,13 @@ def trained_variables(graph: tf.Graph) -> FrozenSet[str]:
 
 
 def take_executions(
-  steps: Iterable[BuiltStep], decided: Mapping[str, bool]
+  steps: Iterable[BuiltStep], decided: Optional[Mapping[str, bool]]
 ) -> List[training.Execution]:
   """Returns what a run has executed of the steps that it may execute; called after
   each, also if it fails.
 
-  `decided` has the decisions that were read, by name. A marked step has a result for
+  `decided` has the decisions that were read, by name; None if the run failed, and may
+  not have executed all. A marked step has a result for
   each of its executions since the last call. If threads run the same step at the same
   time, some may be those of another run.
   """
@@ -142,9 +143,11 @@ def take_executions(
   return executions
 
 
-def _is_applied(step: BuiltStep, decided: Mapping[str, bool]) -> Optional[bool]:
+def _is_applied(
+  step: BuiltStep, decided: Optional[Mapping[str, bool]]
+) -> Optional[bool]:
   """Returns whether decisions that were read apply a step; None if one is missing."""
-  if not decided.keys() >= step.decisions.keys():
+  if decided is None or not decided.keys() >= step.decisions.keys():
     return None
   return all(decided[name] for name in step.decisions)
 

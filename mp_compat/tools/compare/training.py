@@ -15,22 +15,31 @@ trained is what an applied step changed.
 
 All variables of a session are recorded as they are
 
-    START         after initialization, before the first run of another kind; until the
-                  first step, also after another initialization; after the first step,
-                  at once after one of trained variables
+    START         after initializations, before the next run of another kind
     STEP          after a train step
-    ASSIGNMENT    after an assignment to trained variables
+    ASSIGNMENT    after a run that assigns
 
-Trained variables are those to which steps of the graph apply gradients; in a
-graph without steps, all.
+What is due is recorded at the session's end, too: if records are made after every
+several steps, or nothing follows an initialization. A run that fails counts as what it
+did. The programs train the same if both make the same records.
 
-The programs train the same if both make the same records. Assignments to other
-variables are compared with the next record of the session.
+Trained variables are those to which steps of the graph apply gradients; in a graph
+without steps, all. The report tells which of them assignments change.
 """
 
 import collections
 import dataclasses
-from typing import Counter, Dict, FrozenSet, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+  Counter,
+  Dict,
+  FrozenSet,
+  Iterable,
+  NamedTuple,
+  Optional,
+  Sequence,
+  Set,
+  Tuple,
+)
 
 START, STEP, ASSIGNMENT = "start", "step", "assignment"
 
@@ -84,6 +93,7 @@ class Totals:
     applied: Those with loss scaling of which a part was applied, or may have been.
     assignments: The records after assignments to trained variables, those of restored
       values and the like after the first step included.
+    records: All records.
   """
 
   steps: int = 0
@@ -91,6 +101,7 @@ class Totals:
   scaled: int = 0
   applied: int = 0
   assignments: int = 0
+  records: int = 0
 
   def add(self, executions: Sequence[Execution]) -> None:
     """Adds a train step, which is what one run executed."""
@@ -113,6 +124,8 @@ class Session:
   """What a session did, and which records of it are to be made.
 
   Attributes:
+    due: The kind of the record that is to be made of what runs did since the last one;
+      None if they did nothing.
     skipped: How many decisions were to skip a step, since the last record.
     applied: The variables that steps with loss scaling trained which were applied, or
       may have been, since the last record.
@@ -120,14 +133,16 @@ class Session:
       record; after the first step, also those that restored them.
   """
 
-  def __init__(self, every: int) -> None:
-    """Begins with a session that changed nothing; `every`: how often records are
-    made.
+  def __init__(self, every: int, is_initialized: bool = False) -> None:
+    """Begins with a session that ran nothing.
+
+    Args:
+      every: how often records are made after steps, and after assignments.
+      is_initialized: whether its variables may have values, from other sessions.
     """
     self._every = every
-    self._steps = 0
-    self._assignments = 0
-    self._is_started = False  # whether the values after initialization are recorded
+    self._counts: Counter[str] = collections.Counter()  # of runs, by kind
+    self.due: Optional[str] = START if is_initialized else None
     # Since the last record, the variables that applied steps may have changed: without
     # loss scaling, and with it.
     self._trained: Tuple[Set[str], Set[str]] = (set(), set())
@@ -136,16 +151,13 @@ class Session:
     self.applied: Set[str] = set()
     self.assigned: Set[str] = set()
 
-  def starts(self, change: Change) -> bool:
-    """Returns whether the values are to be recorded before a run; called before each
-    run.
+  def due_before(self, change: Change) -> Optional[str]:
+    """Returns the kind of the record to make before a run, None for none: a record does
+    not show both an initialization and what else runs did.
     """
-    if change.is_initialization:
-      self._is_started = self._is_started and self._steps > 0
-      return False
-    has_started = self._is_started
-    self._is_started = has_started or change.may_train or bool(change.written)
-    return self._is_started and not has_started
+    if (self.due == START) == change.is_initialization:
+      return None
+    return self.due
 
   def add(
     self, change: Change, executions: Sequence[Execution], trained: FrozenSet[str]
@@ -156,19 +168,27 @@ class Session:
     """
     self._others |= change.others
     if executions:
-      return self._add_step(executions)
-    assigned = change.written & trained
-    is_at_start = change.is_initialization and not self._steps
-    if is_at_start or not assigned:
+      self._add_step(executions)
+      return self._count(STEP)
+    if not change.written:
       return None
-    self.assigned |= assigned
-    self._assignments += 1
-    if self._assignments % self._every:
-      return None
-    return START if change.is_initialization else ASSIGNMENT
+    if self._counts[STEP] or not change.is_initialization:
+      self.assigned |= change.written & trained
+    if not change.is_initialization:
+      return self._count(ASSIGNMENT)
+    self.due = START
+    return None
 
-  def _add_step(self, executions: Sequence[Execution]) -> Optional[str]:
-    """Adds a train step; returns the kind of the record to make, None for none."""
+  def _count(self, kind: str) -> Optional[str]:
+    """Counts a run of a kind; returns the kind if a record is to be made at once."""
+    self.due = kind
+    self._counts[kind] += 1
+    if self._counts[kind] % self._every:
+      return None
+    return kind
+
+  def _add_step(self, executions: Sequence[Execution]) -> None:
+    """Adds a train step."""
     for execution in executions:
       trained = self._trained[execution.is_scaled]  # the second if it is
       if execution.is_scaled and execution.applied is not False:
@@ -179,10 +199,6 @@ class Session:
         # Only a variable that nothing else changes shows that it was applied.
         trained.update(execution.variables - self._others)
     self.skipped += skipped_decisions(executions)
-    self._steps += 1
-    if self._steps % self._every:
-      return None
-    return STEP
 
   def end_record(self, changed: Set[str]) -> Tuple[bool, bool]:
     """Begins the time after a record; returns what trained before it.
@@ -193,12 +209,27 @@ class Session:
 
     Returns:
       `(without, scaled)`: whether steps without loss scaling may have changed one of
-      these variables since the record before, and whether steps with it may have.
+      these variables, or a slot of one that they train, since the record before, and
+      whether steps with it may have.
     """
-    without, scaled = [not each.isdisjoint(changed) for each in self._trained]
+    without, scaled = [changed_any(each, changed) for each in self._trained]
+    self.due = None
     self._trained, self._others = (set(), set()), set()
     self.skipped, self.applied, self.assigned = 0, set(), set()
     return without, scaled
+
+
+def has_state_in(variable: str, names: Iterable[str]) -> bool:
+  """Returns whether a variable or a slot of it, such as "w/Momentum" or "Adam/w/m", is
+  among `names`.
+  """
+  path = "/{}/".format(variable)
+  return any(path in "/{}/".format(name) for name in names)
+
+
+def changed_any(variables: Iterable[str], changed: Set[str]) -> bool:
+  """Returns whether the state of one of the variables is among `changed`."""
+  return any(has_state_in(variable, changed) for variable in variables)
 
 
 def skipped_decisions(executions: Sequence[Execution]) -> int:

@@ -12,6 +12,7 @@ Each has a kind, such as these; `REMEDIES` has what to do about all kinds:
     isinstance          isinstance(scale, tf.train.experimental.LossScale)
     private-state       opt._loss_scale, scale._num_good_steps
     fixed-scale         tf.train.experimental.FixedLossScale(128)
+    sparse-gradients    tf.contrib.mixed_precision.LossScaleOptimizer(opt, manager)
     name-taken          mp_compat = None
     guard               try: tf.train.experimental.LossScale; except AttributeError: ...
     unresolved          import tensorflow.contrib.mixed_precision as mp
@@ -72,6 +73,12 @@ REMEDIES: Dict[str, str] = {
     "mp_compat skips steps that overflow with a fixed scale, too; "
     "skip_nonfinite=False applies them"
   ),
+  "sparse-gradients": (
+    "this class makes sparse gradients dense, as contrib's does, so that the numbers "
+    "stay; mp_compat.MixedPrecisionLossScaleOptimizer keeps them sparse, which takes "
+    "less memory, but optimizers such as Momentum and RMSProp then update only the "
+    "rows that have gradients"
+  ),
   "keras": (
     "TensorFlow's current Keras class is not changed; "
     "mp_compat.keras.LossScaleOptimizer replaces it"
@@ -121,11 +128,8 @@ _LOSS_SCALES = {
 }
 _REWRITE = "mp_compat.enable_mixed_precision_graph_rewrite"
 _OPTIMIZER = "mp_compat.MixedPrecisionLossScaleOptimizer"
-_OPTIMIZERS = {
-  _OPTIMIZER,
-  _REWRITE,
-  "mp_compat.contrib.mixed_precision.LossScaleOptimizer",
-}
+_CONTRIB = "mp_compat.contrib.mixed_precision.LossScaleOptimizer"
+_OPTIMIZERS = {_OPTIMIZER, _REWRITE, _CONTRIB}
 _CLASSES = _LOSS_SCALES | {
   _OPTIMIZER,
   names.KERAS,
@@ -192,6 +196,7 @@ def find(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> List[Decision]:
     _in_type_tests(source),
     _in_calls(source),
     _in_private_names(source),
+    _in_contrib(source),
   )
   decisions = set()
   for found in itertools.chain(*searches):
@@ -365,6 +370,13 @@ def _optimizers(source: ParsedSource) -> List[cst.CSTNode]:
     if node not in tested and source.meanings(node) & _OPTIMIZERS:
       found.append(node)
   return found
+
+
+def _in_contrib(source: ParsedSource) -> Iterator[_Found]:
+  """Finds contrib's optimizer, which makes sparse gradients dense."""
+  for node in _optimizers(source):
+    if _CONTRIB in source.meanings(node):
+      yield _Found(node, "sparse-gradients")
 
 
 def _kinds_of(source: ParsedSource, call: cst.Call) -> Iterator[str]:

@@ -25,14 +25,20 @@ def scaled(applied=True, variables=W, call=0):
 PLAIN = Execution(1, V, False)
 
 
-def records(runs, every=1):
-  """Returns the records that a session makes around runs, "start" before the run."""
-  session = training.Session(every)
+def records(runs, every=1, is_initialized=False):
+  """Returns the records that a session makes around runs, and at its end."""
+  session = training.Session(every, is_initialized)
   made = []
+
+  def record(kind):
+    if kind is not None:
+      session.end_record(set())
+      made.append(kind)
+
   for change, executions in runs:
-    made += ["start"] if session.starts(change) else []
-    kind = session.add(change, executions, W)
-    made += [kind] if kind else []
+    record(session.due_before(change))
+    record(session.add(change, executions, W))
+  record(session.due)
   return made
 
 
@@ -40,41 +46,62 @@ def records(runs, every=1):
   "runs, expected",
   [
     ([], []),
-    ([(READS, []), (INITIALIZES, [])], []),
-    ([(INITIALIZES, []), (TRAINS, [scaled()])], ["start", STEP]),
-    ([(TRAINS, [scaled()]), (TRAINS, [scaled()])], ["start", STEP, STEP]),
+    ([(READS, []), (READS, [])], []),
+    # Initializations are one record, before a run of another kind or at the end.
+    ([(READS, []), (INITIALIZES, []), (INITIALIZES, [])], [START]),
+    ([(INITIALIZES, []), (READS, []), (READS, [])], [START]),
+    ([(INITIALIZES, []), (READS, []), (INITIALIZES, []), (READS, [])], [START, START]),
+    ([(INITIALIZES, []), (TRAINS, [scaled()])], [START, STEP]),
+    ([(TRAINS, [scaled()]), (TRAINS, [scaled()])], [STEP, STEP]),
     # A step that skips is one; a branch that is not taken is none.
-    ([(TRAINS, [scaled(False)])], ["start", STEP]),
-    ([(Change(V, may_train=True), [])], ["start"]),
+    ([(TRAINS, [scaled(False)])], [STEP]),
     # Its other branch may have changed the variable.
-    ([(TRAINS, [])], ["start", ASSIGNMENT]),
-    # What changes no trained variable is compared later.
-    ([(INITIALIZES, []), (EXPLORES, []), (EXPLORES, [])], ["start"]),
-    ([(CLIPS, []), (TRAINS, [scaled()])], ["start", ASSIGNMENT, STEP]),
-    # Values are initial until the first step.
-    (
-      [(EXPLORES, []), (INITIALIZES, []), (EXPLORES, []), (TRAINS, [scaled()])],
-      ["start", "start", STEP],
-    ),
+    ([(TRAINS, [])], [ASSIGNMENT]),
+    ([(Change(may_train=True), [])], []),
+    # Assignments, also to variables that are not trained.
+    ([(INITIALIZES, []), (EXPLORES, []), (EXPLORES, [])], [START] + [ASSIGNMENT] * 2),
+    ([(CLIPS, []), (TRAINS, [scaled()])], [ASSIGNMENT, STEP]),
+    # What is restored or fed later.
     (
       [(TRAINS, [scaled()]), (INITIALIZES, []), (TRAINS, [scaled()])],
-      ["start", STEP, START, STEP],
+      [STEP, START, STEP],
     ),
-    # What is restored or fed after the last step is compared, too.
-    ([(TRAINS, [scaled()]), (INITIALIZES, [])], ["start", STEP, START]),
-    (
-      [(TRAINS, [scaled()]), (Change(RATE, RATE, is_initialization=True), [])],
-      ["start", STEP],
-    ),
+    ([(TRAINS, [scaled()]), (INITIALIZES, [])], [STEP, START]),
   ],
 )
 def test_records_are_made_by_what_runs_do(runs, expected):
   assert records(runs) == expected
 
 
+def test_shared_variables_are_recorded_at_first():
+  assert records([(READS, []), (TRAINS, [scaled()])], is_initialized=True) == [
+    START,
+    STEP,
+  ]
+
+
 def test_every_leaves_out_records():
   runs = [(TRAINS, [scaled()]), (CLIPS, [])] * 5
-  assert records(runs, every=2) == ["start", STEP, ASSIGNMENT, STEP, ASSIGNMENT]
+  assert records(runs, every=2) == [STEP, ASSIGNMENT] * 2 + [ASSIGNMENT]
+  assert records(runs[:3], every=4) == [STEP]
+  # What is due is recorded before it is initialized again.
+  assert records([runs[0], (INITIALIZES, [])], every=4) == [STEP, START]
+
+
+@pytest.mark.parametrize(
+  "runs, expected",
+  [
+    ([(CLIPS, [])], W),
+    ([(EXPLORES, [])], set()),
+    ([(INITIALIZES, [])], set()),  # before the first step
+    ([(TRAINS, [scaled()]), (INITIALIZES, [])], W),
+  ],
+)
+def test_assignments_to_trained_variables_are_known(runs, expected):
+  session = training.Session(1)
+  for change, executions in runs:
+    session.add(change, executions, W)
+  assert session.assigned == expected
 
 
 @pytest.mark.parametrize(
@@ -82,6 +109,10 @@ def test_every_leaves_out_records():
   [
     (TRAINS, [scaled()], W, (False, True)),
     (TRAINS, [scaled()], V, (False, False)),
+    # Slots are trained, too.
+    (TRAINS, [scaled()], {"w/Momentum"}, (False, True)),
+    (TRAINS, [scaled()], {"Adam/w/m"}, (False, True)),
+    (TRAINS, [scaled()], {"w1/Momentum", "global_step"}, (False, False)),
     (TRAINS, [scaled(False)], W, (False, False)),
     (DECAYS, [scaled(False)], W, (False, False)),
     (DECAYS, [scaled(True)], W, (False, True)),

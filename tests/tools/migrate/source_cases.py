@@ -182,6 +182,13 @@ DECISIONS = [
     "clipped-gradients",
   ),
   ("opt = hvd.DistributedOptimizer(opt)", "horovod"),
+  ("a = tf.contrib.mixed_precision.LossScaleOptimizer(x, y)", "sparse-gradients"),
+  (
+    "from tensorflow.contrib.mixed_precision import LossScaleOptimizer as Scaled\n"
+    "class Mine(Scaled): pass\nMine(x, y), Scaled(x, y)",
+    "sparse-gradients sparse-gradients",
+  ),
+  ("isinstance(x, tf.contrib.mixed_precision.LossScaleOptimizer)", ""),
   ("opt = " + REWRITE + "(sgd)\nopt = " + THEIRS + "(opt, 'dynamic')", "wrapped-twice"),
   ("class Mine(tf.train.experimental.DynamicLossScale): pass", "subclass"),
   (
