@@ -13,7 +13,6 @@ from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
-from mp_compat.core import non_slots
 from mp_compat.core import translation
 from mp_compat.core.naming_schemes import NamingScheme
 
@@ -250,9 +249,7 @@ def _match_like(like: files.Checkpoint, source: files.Checkpoint) -> matching.Ma
   for ordered in (False, True):
     wanted = like.variables(ordered=ordered)
     found = source.variables(ordered=ordered)
-    second = non_slots.second_names(wanted, like.have_equal_values)
-    wanted = wanted._replace(second=second)
-    matched = matching.match(wanted, found, source.have_equal_values)
+    matched = matching.match(wanted.shapes, wanted, found, source.have_equal_values)
     if not matched.ambiguous:
       break
   return matched
