@@ -298,12 +298,15 @@ def ambiguity(
   if not remedy:
     example = next(iter(ambiguous.values()))[-1]
     remedy = "Or pass the names, as in {{{!r}: variable, ...}}.".format(example)
+  order = (
+    "Expected the .meta file beside the checkpoint, which has the order in which the "
+    "program creates them."
+  )
+  if tf.gfile.Exists("{}.meta".format(path)):
+    order = "The .meta file beside the checkpoint does not tell, either."
   return (
     "The checkpoint {} has variables of several optimizers, and their names do not "
-    "tell which is which: {}. Expected the .meta file beside the checkpoint, which has "
-    "the order in which the program creates them. {}".format(
-      path, "; ".join(choices), remedy
-    )
+    "tell which is which: {}. {} {}".format(path, "; ".join(choices), order, remedy)
   )
 
 

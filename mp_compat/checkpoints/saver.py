@@ -285,12 +285,6 @@ def _match_names(
   needed = {entry.name: entry for entry in entries if entry.is_needed}
   wanted = _wanted(needed)
   match = files.match(graph, wanted, checkpoint)
-  if match.ambiguous:
-    raise tf.errors.InvalidArgumentError(
-      None,
-      None,
-      "Nothing was restored. " + files.ambiguity(match.ambiguous, checkpoint.path),
-    )
   matched: Dict[str, str] = {}
   for entry in entries:
     # The state of iterators has no shape, so that it is not in `wanted`.
@@ -298,7 +292,14 @@ def _match_names(
       matched[entry.name] = entry.name
   matched.update(match.names)
   state = _state_names(graph, needed, wanted)
-  _check_fits(needed, matched, state, checkpoint)
+  certain = {name: needed[name] for name in needed if name not in match.ambiguous}
+  _check_fits(certain, matched, state, checkpoint)
+  if match.ambiguous:  # A missing variable may be the reason: it is reported first.
+    raise tf.errors.InvalidArgumentError(
+      None,
+      None,
+      "Nothing was restored. " + files.ambiguity(match.ambiguous, checkpoint.path),
+    )
   initialized = [name for name in needed if name not in matched]
   if initialized:
     log.warn(
