@@ -283,8 +283,9 @@ def _names_like(
   if missing:
     raise ValueError(
       "Expected the variables of {}, but {} does not have these in the same shape: {}. "
-      "Pass checkpoints of the same model, and as `state` the variables of a loss "
-      "scale of your own.".format(like.path, source.path, ", ".join(missing))
+      "Pass checkpoints of the same model, as `state` the variables of a loss scale of "
+      "your own, and as `name_map` (--name-map FILE) the names that are others "
+      "there.".format(like.path, source.path, ", ".join(missing))
     )
   return {name: matched.names.get(name) for name in sorted(like.shapes)}
 
