@@ -154,6 +154,13 @@ def _add_convert(actions: _Commands) -> argparse.ArgumentParser:
     metavar="PATH",
     help="a checkpoint of the program that is to restore it, for its names",
   )
+  convert.add_argument(
+    "--name-map",
+    type=argparse.FileType(encoding="utf-8"),
+    metavar="FILE",
+    help="JSON: names in IN by the names to write, of variables whose names are not "
+    "certain",
+  )
   return convert
 
 
@@ -359,8 +366,17 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
         with open(arguments.json, "w", encoding="utf-8") as file:
           json.dump(_as_json(inspection), file, indent=2)
     else:
+      name_map: Dict[str, str] = {}
+      if arguments.name_map:
+        with arguments.name_map as file:
+          name_map = json.load(file)
       inspection = checkpoints.convert(
-        arguments.source, arguments.target, arguments.to, arguments.like, state
+        arguments.source,
+        arguments.target,
+        arguments.to,
+        arguments.like,
+        state,
+        name_map,
       )
   except (OSError, ValueError, tf.errors.OpError) as error:
     return _fail("checkpoint " + arguments.action, error)

@@ -18,7 +18,7 @@ PACKAGE = os.path.dirname(mp_compat.__file__)
 # Modules and packages, lowest layer first: each imports only from those before it, and
 # modules of its own package.
 LAYERS = """
-core.arguments core.naming_schemes core.non_slots
+core.arguments core.naming_schemes
 core.matching core.translation migration.old_names tools.run
 monitoring.step_counter
 _tensorflow.__init__ _tensorflow.native _tensorflow
@@ -32,7 +32,7 @@ monitoring
 checkpoints.files checkpoints
 contrib
 keras
-migration.native_names migration.conditional_names migration
+migration
 tools.ranges_chart tools.migrate
 tools.compare.recording tools.compare.training tools.compare.report
 tools.compare.servers tools.compare.steps tools.compare.step_building tools.compare.run_effects
@@ -41,7 +41,7 @@ tools.compare.loss_scaling tools.compare.recorder tools.compare tools
 __main__ __init__
 """.split()
 # Modules that must work without TensorFlow, so they import only each other.
-WITHOUT_TENSORFLOW = LAYERS[:8] + [
+WITHOUT_TENSORFLOW = LAYERS[:7] + [
   "tools.migrate",
   "tools.compare.recording",
   "tools.compare.training",

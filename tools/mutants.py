@@ -41,7 +41,6 @@ TESTS = {
   "core/arguments": "core/update_rule core/automaton",
   "core/update_rule": "core/update_rule core/automaton",
   "core/naming_schemes": "core/naming_schemes core/matching",
-  "core/non_slots": "core/matching",
   "core/matching": "core/matching",
   "core/translation": "core/matching",
   "core/gradients": (
@@ -108,8 +107,6 @@ TESTS = {
     "equivalence/tensorflow_defects core/loss_scale programs/unusual "
     "training/gradient_accumulation"
   ),
-  "migration/conditional_names": "migration/native_names",
-  "migration/native_names": "migration/native_names",
   "tools/compare/recorder": "tools/compare/recorder",
   "tools/compare/recording": "tools/compare/report",
   "tools/compare/report": "tools/compare/report",
@@ -225,30 +222,25 @@ MUTANTS = [
     "scheme.state_names() if found else scheme.signature_names()",
     "scheme.signature_names()",
   ),
-  ("core/matching", 'or found_scopes == {""}', ""),
+  ("core/matching", 'or found_scopes == [""]', ""),
   ("core/translation", "if source and target in result:", "if False:"),
+  ("core/matching", "    if len(members) != len(others[key]):\n", "    if False:\n"),
+  ("core/matching", " or not is_ordered(others[key])", ""),
+  ("core/matching", "if is_known or not _are_copies", "if not _are_copies"),
   (
     "core/matching",
-    "if non_slots.sizes(wanted_groups) == non_slots.sizes(found_groups):",
-    "if True:",
+    "if unused and is_complete and have_equal_values(sources):",
+    "if unused and is_complete:",
   ),
-  ("core/non_slots", "if paired == len(places) and", "if"),
-  ("core/non_slots", "and not set(pairs) & set(found.order)", ""),
-  ("core/matching", "(is_same_scheme and is_part)", "is_part"),
-  ("core/matching", "if unused and have_equal_values(sources):", "if unused:"),
-  ("core/non_slots", "index + len(members) - len(chain)", "index"),
-  ("core/non_slots", "    if is_nested:\n", "    if False:\n"),
-  ("core/matching", "if len(in_checkpoint) < len(in_graph):", "if False:"),
+  ("core/matching", "bool(fits) or len(found) >= len(members)", "True"),
+  ("core/matching", " and not _may_have_lost_scope(members, found)", ""),
   (
-    "core/translation",
-    "(source is TENSORFLOW and not outside)",
-    "source is TENSORFLOW",
+    "core/matching",
+    "return _have_conditionals(part) == _have_conditionals(whole)",
+    "return True",
   ),
-  (
-    "core/translation",
-    "if not inside and _count(outside) == scales:",
-    "if not inside:",
-  ),
+  ("core/naming_schemes", 'return Form("", 0)', "return alone"),
+  ("core/translation", "    if is_same:\n      return own_names\n", ""),
   (
     "core/gradients",
     "return loss * tf.cast(scale, dtype)",
@@ -667,13 +659,6 @@ MUTANTS = [
     "not change.is_initialization",
   ),
   ("tools/compare/training", "(self.due == START) == change.is", "change.is"),
-  (
-    "migration/conditional_names",
-    "    built = loss()\n    native_names.take(names)\n",
-    "    native_names.take(names)\n    built = loss()\n",
-  ),
-  ("migration/native_names", "at_root and not name.startswith(_STEP)", "at_root"),
-  ("migration/native_names", "    if name in remaining:\n", "    if False:\n"),
 ]
 
 

@@ -3,7 +3,7 @@
 variables.
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Set, Tuple
 
 from mp_compat._tensorflow import tf
 
@@ -31,13 +31,17 @@ def is_made_by_get_variable(variable: tf.Variable) -> bool:
   """Returns whether `tf.get_variable` made the variable in the current graph, as it
   also makes slots.
   """
+  return id(variable) in ids_of_get_variable()
+
+
+def ids_of_get_variable() -> Set[int]:
+  """Returns the ids of the variables that `tf.get_variable` made in the current graph.
+  Variables have no hash, and == may compare their values.
+  """
   from tensorflow.python.ops import variable_scope
 
   store = variable_scope._get_default_variable_store()
-  for known in store._vars.values():
-    if known is variable:  # == may compare values
-      return True
-  return False
+  return {id(variable) for variable in store._vars.values()}
 
 
 def save_slice_info(variable: tf.Variable) -> Optional[Any]:

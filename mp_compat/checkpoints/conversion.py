@@ -2,6 +2,7 @@
 """Inspects checkpoints and converts them to other naming schemes."""
 
 import collections
+import json
 import os
 import platform
 from types import MappingProxyType
@@ -13,7 +14,6 @@ from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
-from mp_compat.core import non_slots
 from mp_compat.core import translation
 from mp_compat.core.naming_schemes import NamingScheme
 
@@ -80,6 +80,7 @@ def convert(
   to: Optional[str] = None,
   like: Optional[files.Path] = None,
   state: Mapping[str, float] = MappingProxyType({}),
+  name_map: Mapping[str, str] = MappingProxyType({}),
 ) -> Inspection:
   """Writes a checkpoint with the names of another naming scheme or program, and
   verifies it by reading it back.
@@ -107,15 +108,18 @@ def convert(
     state: the initial values of further variables of the loss scale, which a subclass
       added, by name: ints for int64, floats for float32 (with `like`, its dtypes).
       "plain" omits them; they are added where `source` lacks them.
+    name_map: names in `source` by those to write, for variables of which an error says
+      that they are not certain.
 
   Returns:
     An `Inspection` of the checkpoint at `target`.
 
   Raises:
     ValueError: If there is no checkpoint at `source` or `like`, `source` is
-      object-based, `to` is unknown, `target` exists or contains brackets, `like` has
-      variables that are not in `source`, the names or values of several optimizers'
-      variables are not certain, or not exactly one of `to` and `like` is given.
+      object-based, `to` is unknown, `name_map` has a name that is not there, `target`
+      exists or contains brackets, `like` has variables that are not in `source`, the
+      names or values of several optimizers' variables are not certain, or not exactly
+      one of `to` and `like` is given.
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt, or was not
       written correctly.
   """
@@ -133,18 +137,18 @@ def convert(
       "tf.train.Checkpoint(optimizer=opt.inner_optimizer).".format(checkpoint.path)
     )
   files.check_no_pattern(target)
-  if files.checkpoint_exists(target) or tf.gfile.Exists(target):
-    raise ValueError(
-      "{} exists and is not overwritten. Pass another path.".format(target)
-    )
+  is_unfinished = files.checkpoint_exists(target) and not _is_listed(target)
+  if not is_unfinished and (files.checkpoint_exists(target) or tf.gfile.Exists(target)):
+    raise _exists(target)
+  _check_names(name_map, checkpoint)
   if to is not None:
-    names = _names_in(to, checkpoint, state)
+    names = _names_in(to, checkpoint, state, name_map)
     values = _values(checkpoint, names, naming_schemes.SCHEMES[to], _initial(state))
     _write(values, target)
   else:
     assert like is not None  # checked above
     example = files.Checkpoint(files.resolve_path(like))
-    names = _names_like(example, checkpoint, state)
+    names = _names_like(example, checkpoint, state, name_map)
     scheme = naming_schemes.recognize(example.shapes)
     dtypes = {name: example.dtypes[name] for name in names.keys() & state}
     values = _values(checkpoint, names, scheme, _initial(state, dtypes))
@@ -154,6 +158,13 @@ def convert(
       tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
   _make_latest(target)
   return inspect(target, state)
+
+
+def _exists(target: str) -> ValueError:
+  """Returns the error for a checkpoint at the path to write."""
+  return ValueError(
+    "{} exists and is not overwritten. Pass another path.".format(target)
+  )
 
 
 class _Value(NamedTuple):
@@ -173,9 +184,21 @@ def _make_latest(path: str) -> None:
   continue.
   """
   directory = os.path.dirname(path) or "."
+  tf.train.update_checkpoint_state(directory, path, [*_listed(directory), path])
+
+
+def _listed(directory: str) -> List[str]:
+  """Returns the paths of the checkpoints that the state of a directory lists."""
   state = tf.train.get_checkpoint_state(directory)
-  others = list(state.all_model_checkpoint_paths) if state else []
-  tf.train.update_checkpoint_state(directory, path, others + [path])
+  return list(state.all_model_checkpoint_paths) if state else []
+
+
+def _is_listed(path: str) -> bool:
+  """Returns whether a directory's state lists a checkpoint: it does not if a conversion
+  was killed before that.
+  """
+  directory, name = os.path.split(path)
+  return name in [os.path.basename(other) for other in _listed(directory or ".")]
 
 
 def _initial(
@@ -192,8 +215,23 @@ def _initial(
   return result
 
 
+def _check_names(name_map: Mapping[str, str], source: files.Checkpoint) -> None:
+  """Raises a ValueError if `name_map` has names that are not in `source`."""
+  unknown = sorted(set(name_map.values()).difference(source.shapes))
+  if unknown:
+    raise ValueError(
+      "Expected in the name map the names in {} by the names to write, but it does not "
+      "have {}. It has: {}.".format(
+        source.path, ", ".join(unknown), ", ".join(sorted(source.shapes))
+      )
+    )
+
+
 def _names_in(
-  to: str, source: files.Checkpoint, own: Iterable[str]
+  to: str,
+  source: files.Checkpoint,
+  own: Iterable[str],
+  name_map: Mapping[str, str],
 ) -> Dict[str, Optional[str]]:
   """Returns for each name in a naming scheme the name in `source` to copy from.
 
@@ -201,6 +239,7 @@ def _names_in(
     to: the name of the naming scheme.
     source: the checkpoint.
     own: the names of the program's own state, which are the same in each scheme.
+    name_map: names in `source` by names to write, which are certain.
 
   Returns:
     The names in `source`; None for state that starts anew.
@@ -209,9 +248,9 @@ def _names_in(
     ValueError: If the scheme is unknown, or the names are not certain.
   """
   own = set(own)
-  others = {name: shape for name, shape in source.shapes.items() if name not in own}
-  found = source.variables(ordered=True)._replace(shapes=others)
+  found = source.variables(ordered=True, left_out={*own, *name_map.values()})
   names = translation.translate(found, to, source.have_equal_values)
+  names.update(name_map)
   if to != "plain":
     for name in own:
       names[name] = name if name in source.shapes else None
@@ -219,14 +258,22 @@ def _names_in(
 
 
 def _names_like(
-  like: files.Checkpoint, source: files.Checkpoint, own: Container[str]
+  like: files.Checkpoint,
+  source: files.Checkpoint,
+  own: Container[str],
+  name_map: Mapping[str, str],
 ) -> Dict[str, Optional[str]]:
-  """Returns for each name in `like` the name in `source` to copy from; None for state
-  that starts anew. Raises a ValueError if the names are not certain, or missing.
+  """Returns for each name in `like` the name in `source` to copy from, which is that in
+  `name_map`, if it has one; None for state that starts anew. Raises a ValueError if the
+  names are not certain, or missing.
   """
-  matched = _match_like(like, source)
+  matched = _match_like(like, source, name_map)
   if matched.ambiguous:
-    remedy = "Keep that of {}, too.".format(like.path)
+    examples = {name: sources[0] for name, sources in matched.ambiguous.items()}
+    remedy = (
+      "Keep that of {}, too. Or pass the names as `name_map` (--name-map FILE), "
+      "corrected where they are wrong: {}".format(like.path, json.dumps(examples))
+    )
     raise ValueError(files.ambiguity(matched.ambiguous, source.path, remedy))
   state = naming_schemes.state(like.shapes)
   missing: List[str] = []
@@ -236,25 +283,27 @@ def _names_like(
   if missing:
     raise ValueError(
       "Expected the variables of {}, but {} does not have these in the same shape: {}. "
-      "Pass checkpoints of the same model, and as `state` the variables of a loss "
-      "scale of your own.".format(like.path, source.path, ", ".join(missing))
+      "Pass checkpoints of the same model, as `state` the variables of a loss scale of "
+      "your own, and as `name_map` (--name-map FILE) the names that are others "
+      "there.".format(like.path, source.path, ", ".join(missing))
     )
   return {name: matched.names.get(name) for name in sorted(like.shapes)}
 
 
-def _match_like(like: files.Checkpoint, source: files.Checkpoint) -> matching.Match:
-  """Returns which variable in `source` each of `like` is; reads the `.meta` files if it
-  is not clear without.
+def _match_like(
+  like: files.Checkpoint, source: files.Checkpoint, name_map: Mapping[str, str]
+) -> matching.Match:
+  """Returns which variable in `source` each of `like` is, by `name_map` or the rule;
+  reads the `.meta` files if it is not clear without.
   """
   matched = matching.Match({}, {})
   for ordered in (False, True):
-    wanted = like.variables(ordered=ordered)
-    found = source.variables(ordered=ordered)
-    second = non_slots.second_names(wanted, like.have_equal_values)
-    wanted = wanted._replace(second=second)
-    matched = matching.match(wanted, found, source.have_equal_values)
+    wanted = like.variables(ordered=ordered, left_out=name_map)
+    found = source.variables(ordered=ordered, left_out=set(name_map.values()))
+    matched = matching.match(wanted.shapes, wanted, found, source.have_equal_values)
     if not matched.ambiguous:
       break
+  matched.names.update(name_map)
   return matched
 
 
@@ -300,20 +349,29 @@ def _values(
 def _write(values: Dict[str, _Value], target: str) -> None:
   """Writes a checkpoint to a temporary directory, compares it with `values`, and moves
   it to `target`, index last.
+
+  Keeps what a conversion that was killed wrote there; raises a ValueError if it has
+  other variables or values.
   """
   _remove_unfinished(os.path.dirname(target) or ".")
+  if files.checkpoint_exists(target):
+    if files.Checkpoint(target).shapes.keys() != values.keys():
+      raise _exists(target)
+    if _different(values, target):
+      raise _exists(target)
+    return
   temporary = "{}{}".format(target, _unfinished(os.getpid()))
   _remove(temporary)
   tf.gfile.MakeDirs(temporary)
   try:
     prefix = os.path.join(temporary, os.path.basename(target))
     _save(values, prefix)
-    written = files.Checkpoint(prefix)
-    for name, value in values.items():
-      read = _Value(written.read(name), written.dtypes[name])
-      if _bits(read) != _bits(value):
-        message = "{} in {} differs from the value that was written."
-        raise tf.errors.DataLossError(None, None, message.format(name, prefix))
+    different = _different(values, prefix)
+    if different:
+      message = "{} in {} differs from the value that was written."
+      raise tf.errors.DataLossError(
+        None, None, message.format(", ".join(different), prefix)
+      )
     # The index is moved last: without it, there is no checkpoint.
     for part in sorted(_names_of_files(temporary)):
       written_to = os.path.join(temporary, part)
@@ -321,6 +379,17 @@ def _write(values: Dict[str, _Value], target: str) -> None:
       tf.gfile.Rename(written_to, final, overwrite=True)
   finally:
     _remove(temporary)
+
+
+def _different(values: Dict[str, _Value], path: str) -> List[str]:
+  """Returns the names of variables that have another value in a checkpoint."""
+  written = files.Checkpoint(path)
+  different: List[str] = []
+  for name, value in values.items():
+    read = _Value(written.read(name), written.dtypes[name])
+    if _bits(read) != _bits(value):
+      different.append(name)
+  return different
 
 
 def _save(values: Dict[str, _Value], prefix: str) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 from typing import (
   Any,
+  Container,
   Dict,
   Iterable,
   List,
@@ -15,6 +16,7 @@ from typing import (
   NamedTuple,
   Optional,
   Sequence,
+  Set,
   Tuple,
   Union,
 )
@@ -26,9 +28,7 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import loss_scale
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
-from mp_compat.core import non_slots
 from mp_compat.core import translation
-from mp_compat.graph import records
 
 Path = Union[str, bytes, "os.PathLike[str]"]
 VarList = Union[Iterable[tf.Variable], Dict[str, tf.Variable]]
@@ -188,15 +188,20 @@ class Checkpoint:
         names.append(node.name)
     return names
 
-  def variables(self, ordered: bool = False) -> non_slots.Variables:
+  def variables(
+    self, ordered: bool = False, left_out: Container[str] = ()
+  ) -> matching.Variables:
     """Returns the names and shapes of the variables.
 
     Args:
       ordered: whether to read in which order the program created them, as far as the
         checkpoint tells.
+      left_out: names to leave out.
     """
     order = self.creation_order() if ordered else []
-    return non_slots.Variables(self.shapes, order)
+    shapes = self.shapes.items()
+    kept = {name: shape for name, shape in shapes if name not in left_out}
+    return matching.Variables(kept, order)
 
 
 def match(
@@ -221,29 +226,33 @@ def match(
     The match of those in `wanted`, by their names there. The other variables of the
     graph are only compared: they show which names in the checkpoint are theirs.
   """
-  shapes = {name: shape for name, (_, shape) in wanted.items()}
+  all_shapes = {name: shape for name, (_, shape) in wanted.items()}
   ops = {name: op for name, (op, _) in wanted.items()}
-  explicit = frozenset(name for name, op in ops.items() if name != op)
   known = {*ops, *ops.values()}
-  all_shapes = dict(shapes)
   all_ops = dict(ops)
   for name, (_, shape) in global_variables(graph).items():
     if name not in known:
       all_shapes[name] = shape
       all_ops[name] = name
+  explicit: Set[str] = set()
+  for name, op in ops.items():
+    is_kept = name != op and name in checkpoint.shapes
+    if is_kept and not naming_schemes.is_state_name(name):
+      explicit.add(name)
+      del all_shapes[name], all_ops[name]
   graph_variables = _graph_variables(graph, all_shapes, all_ops)
-  wanted_variables = graph_variables._replace(shapes=shapes, explicit=explicit)
   matched = matching.Match({}, {})
   # The `.meta` file has the whole graph: it is read only if names do not suffice.
   for ordered in (False, True):
     matched = matching.match(
-      wanted_variables,
-      checkpoint.variables(ordered=ordered),
-      checkpoint.have_equal_values,
+      [name for name in wanted if name not in explicit],
       graph_variables,
+      checkpoint.variables(ordered=ordered, left_out=explicit),
+      checkpoint.have_equal_values,
     )
     if not matched.ambiguous:
       break
+  matched.names.update((name, name) for name in explicit)
   return matched
 
 
@@ -261,19 +270,15 @@ def global_variables(graph: tf.Graph) -> Dict[str, Tuple[str, naming_schemes.Sha
 
 def _graph_variables(
   graph: tf.Graph, shapes: naming_schemes.Shapes, ops: Mapping[str, str]
-) -> non_slots.Variables:
+) -> matching.Variables:
   """Returns variables of a graph, by the names of `shapes`; `ops` has those of their
   ops.
   """
   place = {op.name: number for number, op in enumerate(graph.get_operations())}
   kinds = loss_scale.kinds_of_created(graph)
-  recorded = tensorflow_names(graph)
   order = sorted(shapes, key=lambda name: place[ops[name]])
   kinds_by_name = {name: kinds[op] for name, op in ops.items() if op in kinds}
-  tensorflow_by_name = {
-    name: recorded[op] for name, op in ops.items() if op in recorded
-  }
-  return non_slots.Variables(shapes, order, kinds_by_name, tensorflow_by_name)
+  return matching.Variables(shapes, order, kinds_by_name)
 
 
 def ambiguity(
@@ -293,12 +298,15 @@ def ambiguity(
   if not remedy:
     example = next(iter(ambiguous.values()))[-1]
     remedy = "Or pass the names, as in {{{!r}: variable, ...}}.".format(example)
+  order = (
+    "Expected the .meta file beside the checkpoint, which has the order in which the "
+    "program creates them."
+  )
+  if tf.gfile.Exists("{}.meta".format(path)):
+    order = "The .meta file beside the checkpoint does not tell, either."
   return (
     "The checkpoint {} has variables of several optimizers, and their names do not "
-    "tell which is which: {}. Expected the .meta file beside the checkpoint, which has "
-    "the order in which the program creates them. {}".format(
-      path, "; ".join(choices), remedy
-    )
+    "tell which is which: {}. {} {}".format(path, "; ".join(choices), order, remedy)
   )
 
 
@@ -325,13 +333,6 @@ def op_name(value: tf.Variable) -> str:
   the parts of a variable.
   """
   return value.op.name if hasattr(value, "op") else ""
-
-
-def tensorflow_names(graph: tf.Graph) -> Dict[str, str]:
-  """Returns the record in `graph` of the names that TensorFlow's class would give to
-  variables, by their own names.
-  """
-  return records.record_in(graph, "tensorflow_names")
 
 
 @functools.wraps(tensorflow_reader)
@@ -418,14 +419,14 @@ class _Reader:
 
   def _match(self) -> matching.Match:
     """Returns which variables in the checkpoint those of the default graph are, if
-    TensorFlow's class would give some of them other names.
+    an optimizer with a loss scale created some of them.
     """
     graph = tf.get_default_graph()
     version = graph.version
     if self._known.graph is graph and self._known.version == version:
       return self._known.matched
     found = matching.Match({}, {})
-    if tensorflow_names(graph):
+    if loss_scale.kinds_of_created(graph):
       found = match(graph, global_variables(graph), self._checkpoint)
     self._known = _Known(graph, graph.version, found)
     return found

@@ -96,16 +96,16 @@ def name_map(
   Raises:
     ValueError, tf.errors.DataLossError: See `assignment_map`.
   """
-  variables = variable_scope.variables_of(var_list)
-  if variables is None:
-    variables = tf.global_variables()
+  wanted = variable_scope.variables_of(var_list)
+  if wanted is None:
+    wanted = tf.global_variables()
   result: Dict[str, Any] = {}
   left_out: List[str] = []
-  for name, match in _match(variables, path).items():
+  for name, match in _match(wanted, path).items():
     if match.source is None or not match.is_usable:
       left_out.append(name)
     else:
-      is_partitioned = len(match.parts) > 1
+      is_partitioned = variables.save_slice_info(match.parts[0]) is not None
       result[match.source] = match.parts if is_partitioned else match.parts[0]
   _warn_left_out(left_out, path)
   return result

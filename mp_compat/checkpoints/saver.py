@@ -6,10 +6,8 @@
 import collections
 import functools
 import itertools
-import re
 from typing import (
   Any,
-  Container,
   Dict,
   Iterator,
   List,
@@ -23,7 +21,6 @@ from typing import (
 import numpy as np
 
 from mp_compat._tensorflow import log
-from mp_compat._tensorflow import savers
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
 from mp_compat.core import loss_scale
@@ -172,76 +169,6 @@ def _is_unchanged(
   return checkpoint.dtypes[entry.name] == entry.tensor.dtype
 
 
-def add_tensorflow_names(var_list: Optional[files.VarList]) -> Optional[files.VarList]:
-  """Returns the `var_list` of a Saver that also saves variables under their names in
-  TensorFlow's class.
-
-  Variables that the program renames (in a dict) have one entry. Logs a warning if
-  another variable has that name.
-  """
-  recorded = files.tensorflow_names(tf.get_default_graph())
-  renamed: Dict[str, str] = {}
-  for name, tensorflow_name in sorted(recorded.items()):
-    if name != tensorflow_name:
-      renamed[name] = tensorflow_name
-  if not renamed:
-    return var_list
-  if isinstance(var_list, dict):
-    aliases = _aliases(var_list, recorded, renamed)
-    return dict(var_list, **aliases)
-  if var_list is None:
-    saveable = tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
-    entries = tf.global_variables() + saveable
-  else:
-    entries = list(var_list)
-  named = {files.op_name(value): value for value in entries if files.op_name(value)}
-  aliases = _aliases(named, recorded, renamed)
-  return entries + list(aliases.values())
-
-
-def _aliases(
-  named: Dict[str, tf.Variable], recorded: Container[str], renamed: Dict[str, str]
-) -> Dict[str, savers.AliasSaveable]:
-  """Returns the variables that are also saved under their names in TensorFlow's class.
-
-  Logs warnings of variables whose name, or whose number, in TensorFlow's class another
-  one has.
-
-  Args:
-    named: the variables that a Saver saves, by name.
-    recorded: the own names of variables of optimizers with loss scaling.
-    renamed: those that have another name in TensorFlow's class, with that name.
-
-  Returns:
-    What to add to the Saver, by the names in TensorFlow's class.
-  """
-  aliases: Dict[str, savers.AliasSaveable] = {}
-  for name, tensorflow_name in renamed.items():
-    if tensorflow_name in named:
-      log.warn(
-        "%s is not also saved as %s, its name in TensorFlow's class, because another "
-        "variable has that name. To restore this checkpoint without mp_compat, convert "
-        "it: python -m mp_compat checkpoint convert --like.",
-        name,
-        tensorflow_name,
-      )
-    elif name in named and files.op_name(named[name]) == name:
-      aliases[tensorflow_name] = savers.AliasSaveable(named[name], tensorflow_name)
-  shifted = []
-  for name in sorted(named):
-    without_number = re.sub(r"_\d+$", "", name)
-    if name not in recorded and without_number in renamed:
-      shifted.append(name)
-  if shifted:
-    log.warn(
-      "%s, of an optimizer with a fixed loss scale or none, would have another number "
-      "with TensorFlow's class. Restored without mp_compat, this checkpoint gives that "
-      "variable another value.",
-      ", ".join(shifted),
-    )
-  return aliases
-
-
 class _Entry(NamedTuple):
   """A tensor that a Saver reads from a checkpoint, and the variables assigned from it.
 
@@ -360,12 +287,6 @@ def _match_names(
   needed = {entry.name: entry for entry in entries if entry.is_needed}
   wanted = _wanted(needed)
   match = files.match(graph, wanted, checkpoint)
-  if match.ambiguous:
-    raise tf.errors.InvalidArgumentError(
-      None,
-      None,
-      "Nothing was restored. " + files.ambiguity(match.ambiguous, checkpoint.path),
-    )
   matched: Dict[str, str] = {}
   for entry in entries:
     # The state of iterators has no shape, so that it is not in `wanted`.
@@ -373,7 +294,14 @@ def _match_names(
       matched[entry.name] = entry.name
   matched.update(match.names)
   state = _state_names(graph, needed, wanted)
-  _check_fits(needed, matched, state, checkpoint)
+  certain = {name: needed[name] for name in needed if name not in match.ambiguous}
+  _check_fits(certain, matched, state, checkpoint)
+  if match.ambiguous:  # A missing variable may be the reason: it is reported first.
+    raise tf.errors.InvalidArgumentError(
+      None,
+      None,
+      "Nothing was restored. " + files.ambiguity(match.ambiguous, checkpoint.path),
+    )
   initialized = [name for name in needed if name not in matched]
   if initialized:
     log.warn(

@@ -25,6 +25,7 @@ from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
+from mp_compat._tensorflow import variables as tf_variables
 from mp_compat.core import arguments
 from mp_compat.core import distribute
 from mp_compat.core import finite_check
@@ -190,7 +191,8 @@ def state_names(graph: tf.Graph) -> Set[str]:
 
 def kinds_of_created(graph: tf.Graph) -> Dict[str, str]:
   """Returns the record in `graph` of the variables that optimizers with a loss scale
-  created when they applied gradients: the kind of the loss scale by name.
+  created when they applied gradients, without slots: the kind of the loss scale by
+  name.
   """
   return records.record_in(graph, "loss_scales_of_created")
 
@@ -204,21 +206,23 @@ def recording_created(scale: AnyLossScale) -> Iterator[None]:
   if graph is None:  # in eager mode
     yield
     return
-  existing = set(_global_names(graph))
+  existing = {variable.op.name for variable in _global_variables(graph)}
   yield
   dynamic = (DynamicLossScale,) + native.DYNAMIC_LOSS_SCALES
   is_dynamic = isinstance(scale, dynamic)
   kind = naming_schemes.DYNAMIC if is_dynamic else naming_schemes.FIXED
   kinds = kinds_of_created(graph)
-  for name in _global_names(graph):
-    if name not in existing:
+  slots = tf_variables.ids_of_get_variable()
+  for variable in _global_variables(graph):
+    name = variable.op.name
+    if name not in existing and id(variable) not in slots:
       kinds[name] = kind
 
 
-def _global_names(graph: tf.Graph) -> List[str]:
-  """Returns the names of the global variables of a graph, without ":0"."""
-  variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-  return [variable.op.name for variable in variables]
+def _global_variables(graph: tf.Graph) -> List[tf.Variable]:
+  """Returns the global variables of a graph."""
+  found: List[tf.Variable] = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+  return found
 
 
 class FiniteLossScale(LossScale):

@@ -2,11 +2,19 @@
 """Finds the variables of a graph in a checkpoint of any naming scheme. Does not import
 TensorFlow.
 
-`match` compares all variables of a kind at once (`core.non_slots` says why). If several
-variables in the checkpoint fit, and their values differ, the match is ambiguous.
+Variables that an optimizer creates when it applies gradients, such as Adam's powers,
+have other names in each naming scheme, and one name can be that of two optimizers:
+
+    optimizers, in the order of creation   mp_compat        TensorFlow's class
+    Adam with a dynamic loss scale         beta1_power      cond_1/beta1_power
+    Adam without loss scaling              beta1_power_1    beta1_power
+
+So all variables of a kind (`beta1_power`) are compared at once. `match` has the rule.
 """
 
 import collections
+import re
+from types import MappingProxyType
 from typing import (
   Callable,
   Dict,
@@ -21,15 +29,13 @@ from typing import (
 )
 
 from mp_compat.core import naming_schemes
-from mp_compat.core import non_slots
-from mp_compat.core.naming_schemes import CONTRIB
+from mp_compat.core.naming_schemes import DYNAMIC
 from mp_compat.core.naming_schemes import POWERS
-from mp_compat.core.naming_schemes import TENSORFLOW
-from mp_compat.core.naming_schemes import NamingScheme
-from mp_compat.core.naming_schemes import Shapes
-from mp_compat.core.non_slots import HaveEqualValues
-from mp_compat.core.non_slots import NonSlot
-from mp_compat.core.non_slots import Variables
+from mp_compat.core.naming_schemes import Form
+from mp_compat.core.naming_schemes import Name
+
+# Returns whether the variables with these names in a checkpoint have equal values.
+HaveEqualValues = Callable[[Sequence[str]], bool]
 
 
 def assume_different(names: Sequence[str]) -> bool:
@@ -37,6 +43,22 @@ def assume_different(names: Sequence[str]) -> bool:
   known.
   """
   return len(names) < 2
+
+
+class Variables(NamedTuple):
+  """The variables of a graph or of a checkpoint.
+
+  Attributes:
+    shapes: The shape of each variable, by name.
+    order: Names of variables in the order of creation, as far as it is known.
+    loss_scales: The kinds of loss scales, by the names of the variables that optimizers
+      with these loss scales created when they applied gradients. Only graphs of this
+      package have them.
+  """
+
+  shapes: naming_schemes.Shapes
+  order: Sequence[str] = ()
+  loss_scales: Mapping[str, str] = MappingProxyType({})
 
 
 class Match(NamedTuple):
@@ -52,118 +74,301 @@ class Match(NamedTuple):
   ambiguous: Dict[str, List[str]]
 
 
-_Candidates = Dict[str, List[str]]  # names in the checkpoint, by the name in the graph
+class Member(NamedTuple):
+  """A variable of a kind. Those of one form sort in the order of creation.
+
+  Attributes:
+    position: Its place in the order of creation; -1 if it is not known.
+    parsed: Its name in parts.
+    name: Its name.
+    alone: The form of its name in a program without loss scaling.
+    loss_scale: The kind of its optimizer's loss scale; None without, or if not known.
+  """
+
+  position: int
+  parsed: Name
+  name: str
+  alone: Form
+  loss_scale: Optional[str]
+
+  @property
+  def form(self) -> Form:
+    """Returns the form of its name."""
+    return self.parsed.form
+
+  @property
+  def scope(self) -> str:
+    """Returns its name scope, without conditionals."""
+    return self.parsed.scope
+
+
+Members = List[Member]
+_KeyOf = Callable[[Member], Hashable]  # what variables of one group have in common
 
 
 def match(
-  wanted: Variables,
+  wanted: Iterable[str],
+  graph: Variables,
   found: Variables,
   have_equal_values: HaveEqualValues,
-  graph: Optional[Variables] = None,
 ) -> Match:
-  """Returns which variable in a checkpoint each wanted variable is.
+  """Returns which variable in a checkpoint each wanted variable of a graph is.
 
       variables of loss scales   by role: in the same scope, in the order of creation;
                                  then in another scope, if that is clear
-      non-slot variables         by all that is known of them (see above)
+      kinds of variables that optimizers create (`kinds`):
+        names = each way in which graph and checkpoint can be those of one program
+        if one fits, or all that fit agree: these names
+        elif one is a part of the other: the same names
+        elif all that a variable may be have equal values: one of these
+        else: ambiguous
       all others                 by name
 
-  Variables with other names match only if the checkpoint has as many of a kind as are
-  wanted, or as the graph has, with or without second names (`second_names`).
-
   Args:
-    wanted: the variables to restore.
+    wanted: the names of the variables to restore.
+    graph: all variables of the graph.
     found: the variables in the checkpoint.
     have_equal_values: compares variables in the checkpoint. It does not matter which of
       several equal ones is restored.
-    graph: all variables of the graph, if others than `wanted` are not restored.
   """
-  names = {name: name for name in wanted.shapes if name in found.shapes}
-  matched = Match(names, {})
-  _match_state(wanted, found.shapes, matched)
-  explicit = wanted.explicit & set(names)
-  wanted_by_kind = non_slots.by_kind(wanted, explicit)
-  found_by_kind = non_slots.by_kind(found, explicit)
-  graph_by_kind = non_slots.by_kind(wanted if graph is None else graph, explicit)
-  second = non_slots.second_names(found, have_equal_values)
-  for kind, members in wanted_by_kind.items():
-    in_graph = graph_by_kind.get(kind, members)
-    in_checkpoint = found_by_kind[kind]
-    if kind not in POWERS and not non_slots.have_conditionals(in_graph + in_checkpoint):
-      continue  # matched by name
-    variants = [
-      members,
-      in_graph,
-      non_slots.without_second_names(members, wanted.second),
-    ]
-    candidates = _candidates(variants, in_checkpoint, second)
-    if candidates is None:
-      others = non_slots.without_second_names(in_checkpoint, second)
-      candidates = _uncertain(members, in_graph, others, wanted, have_equal_values)
-      if len(in_checkpoint) < len(in_graph):
-        _reject_other_names(candidates, matched)
-    _choose(members, candidates, have_equal_values, matched)
-    _leave_second_names(wanted.second, candidates, matched)
-  _add_other_names(wanted, found, matched)
-  return matched
+  matched = Match({name: name for name in graph.shapes if name in found.shapes}, {})
+  _match_state(graph, found.shapes, matched)
+  found_kinds = kinds(found)
+  for kind, members in kinds(graph).items():
+    others = found_kinds.get(kind, [])
+    if is_renamed(kind, members + others):
+      for member in members:
+        matched.names.pop(member.name, None)
+      _match_kind(members, others, bool(graph.loss_scales), have_equal_values, matched)
+  return Match(
+    {name: matched.names[name] for name in wanted if name in matched.names},
+    {name: matched.ambiguous[name] for name in wanted if name in matched.ambiguous},
+  )
 
 
-def _reject_other_names(candidates: _Candidates, matched: Match) -> None:
-  """Moves candidates with other names to the ambiguous ones: the checkpoint has fewer
-  variables than the graph, and each can be that of several.
+def kinds(variables: Variables) -> Dict[Hashable, Members]:
+  """Returns the variables by kind: the last part of the name, without number, and the
+  shape; sorted by the order of creation, as far as it is known.
+
+  Conditionals in names are those of loss scaling only if there is a loss scale, but for
+  Adam's powers, which only an optimizer creates.
   """
-  for name, sources in list(candidates.items()):
-    if sources and sources != [name]:
-      matched.ambiguous[name] = candidates.pop(name)
+  has_loss_scale = bool(naming_schemes.state(variables.shapes))
+  positions = {name: index for index, name in enumerate(variables.order)}
+  result: Dict[Hashable, Members] = collections.defaultdict(list)
+  for name, shape in variables.shapes.items():
+    parsed = naming_schemes.parse(name)
+    if parsed.stem not in POWERS:
+      if not has_loss_scale:
+        parsed = parsed._replace(scope=name.rpartition("/")[0], conditionals=())
+      parsed = _with_number(parsed)
+    loss_scale = variables.loss_scales.get(name)
+    alone = parsed.form
+    if alone.depth and not variables.loss_scales:  # in a conditional of loss scaling
+      alone, loss_scale = alone._replace(depth=alone.depth - 1), DYNAMIC
+    member = Member(positions.get(name, -1), parsed, name, alone, loss_scale)
+    result[parsed.stem, tuple(shape)].append(member)
+  for members in result.values():
+    members.sort(key=lambda member: member[:3])
+    if members[0].position < 0:  # It is not known of all: only names tell the order.
+      members[:] = sorted(member._replace(position=-1) for member in members)
+  return result
 
 
-def _choose(
-  members: List[NonSlot],
-  candidates: _Candidates,
+def _with_number(parsed: Name) -> Name:
+  """Returns a name whose last part is divided into stem and number."""
+  numbered = re.fullmatch(r"(.+)_(\d+)", parsed.stem)
+  if numbered is None:
+    return parsed
+  return parsed._replace(stem=numbered.group(1), number=int(numbered.group(2)))
+
+
+def is_renamed(kind: Hashable, members: Members) -> bool:
+  """Returns whether naming schemes can have other names for a kind of variables."""
+  if kind in [(power, ()) for power in POWERS]:
+    return True
+  return any(member.loss_scale or member.form.depth for member in members)
+
+
+def _match_kind(
+  members: Members,
+  found: Members,
+  has_kinds: bool,
   have_equal_values: HaveEqualValues,
   matched: Match,
 ) -> None:
-  """Chooses one candidate for each variable, if their values are equal."""
+  """Adds to `matched` which of `found` each of the variables of a kind is.
+
+  Args:
+    members: those of the graph.
+    found: those in the checkpoint.
+    has_kinds: whether the graph tells which optimizers have a loss scale.
+    have_equal_values: compares variables in the checkpoint.
+    matched: what is known of other kinds.
+  """
+  others = without_second_names(found, have_equal_values)
+  fits = _fits(members, found, has_kinds) or _fits(members, others, has_kinds)
+  is_extended = _is_part(found, members) and not _may_have_lost_scope(members, found)
+  if not fits and (is_extended or _is_part(members, others)):
+    names = {member.name for member in found}
+    fits = [{member.name: member.name for member in members if member.name in names}]
   used: List[str] = []
   for member in members:
-    name, sources = member.name, candidates.get(member.name, [])
-    identical = matched.names.pop(name, None)
+    sources = [names[member.name] for names in fits if member.name in names]
+    if not fits:
+      sources = _in_scope_of(member, found)
+    sources = list(dict.fromkeys(sources))
     unused = [source for source in sources if source not in used]
-    if unused and have_equal_values(sources):
-      matched.names[name] = unused[0]
+    is_complete = bool(fits) or len(found) >= len(members)
+    if unused and is_complete and have_equal_values(sources):
+      matched.names[member.name] = unused[0]
       used.append(unused[0])
-    elif sources or identical:
-      matched.ambiguous.setdefault(name, sources or [name])
+    elif sources:
+      matched.ambiguous[member.name] = sources
 
 
-def _leave_second_names(
-  second: Mapping[str, str], candidates: _Candidates, matched: Match
+def _fits(members: Members, found: Members, has_kinds: bool) -> List[Dict[str, str]]:
+  """Returns each way in which a graph and a checkpoint can be those of one program: the
+  names in the checkpoint by those in the graph.
+
+      the names are the same
+      or, in each group, there are as many, in an order of creation that is certain:
+        the graph's names as each naming scheme writes them, by form
+        by scope: then it does not matter who has a loss scale
+        all in one group, if one side has lost its scopes, and who has a loss scale is
+          not known
+  """
+  names = {member.name: member.name for member in members}
+  if set(names) == {member.name for member in found}:
+    return [names]
+  keys: List[Tuple[_KeyOf, _KeyOf]] = [(_scope, _scope)]
+  for write in naming_schemes.FORMS:
+    keys.append((_form_in(write), lambda member: member.form))
+  if not has_kinds and not all(any(map(_scope, side)) for side in (members, found)):
+    keys.append((lambda member: "", lambda member: ""))
+  paired = [_pair(grouped(members, one), grouped(found, two)) for one, two in keys]
+  return [pairs for pairs in paired if pairs]
+
+
+def _form_in(write: naming_schemes.WriteForm) -> _KeyOf:
+  """Returns a key: the form of a variable of the graph in a naming scheme."""
+  return lambda member: write(member.alone, member.loss_scale)
+
+
+def _scope(member: Member) -> str:
+  """Returns a key: the name scope without conditionals; "" for none."""
+  return member.scope
+
+
+def grouped(members: Iterable[Member], key_of: _KeyOf) -> Dict[Hashable, Members]:
+  """Returns the variables that have the same key, in groups by this key."""
+  groups: Dict[Hashable, Members] = collections.defaultdict(list)
+  for member in members:
+    groups[key_of(member)].append(member)
+  return groups
+
+
+def _pair(
+  groups: Mapping[Hashable, Members], others: Mapping[Hashable, Members]
+) -> Dict[str, str]:
+  """Returns the names in `others` by those in `groups`, each by its place in its group;
+  {} if there are not as many in each, or their order is not certain.
+  """
+  pairs: Dict[str, str] = {}
+  if set(groups) != set(others):
+    return {}
+  for key, members in groups.items():
+    if len(members) != len(others[key]):
+      return {}
+    if not is_ordered(members) or not is_ordered(others[key]):
+      return {}
+    for member, other in zip(members, others[key]):
+      pairs[member.name] = other.name
+  return pairs
+
+
+def is_ordered(members: Members) -> bool:
+  """Returns whether the order of creation is certain: it is known of each, or their
+  names have one form, in which numbers tell it.
+  """
+  if all(member.position >= 0 for member in members):
+    return True
+  return len({member.form for member in members}) < 2
+
+
+def _is_part(part: Members, whole: Members) -> bool:
+  """Returns whether all names of one side are among those of the other.
+
+  Names without conditionals prove nothing if the other side has some.
+  """
+  names = {member.name for member in whole}
+  if not all(member.name in names for member in part):
+    return False
+  return _have_conditionals(part) == _have_conditionals(whole)
+
+
+def _may_have_lost_scope(members: Members, found: Members) -> bool:
+  """Returns whether a name without scope in a checkpoint may be that of a variable that
+  has a scope in the graph.
+  """
+  names = {member.name for member in found}
+  missing = [member for member in members if member.name not in names]
+  return any(map(_scope, missing)) and not all(map(_scope, found))
+
+
+def _have_conditionals(members: Members) -> bool:
+  """Returns whether one of the names has a conditional."""
+  return any(member.form.depth for member in members)
+
+
+def without_second_names(found: Members, have_equal_values: HaveEqualValues) -> Members:
+  """Returns the variables of a kind in a checkpoint without second names.
+
+  Earlier versions of `install()` wrote a variable as `beta1_power` and, with the same
+  value, as `cond_1/beta1_power`. A second name is no variable in the `.meta` file.
+  """
+  result: Members = []
+  for members in grouped(found, _scope).values():
+    inside = [member for member in members if member.form.depth]
+    outside = [member for member in members if not member.form.depth]
+    is_known = members[0].position >= 0
+    if is_known or not _are_copies(inside, outside, have_equal_values):
+      outside = members
+    result += outside
+  return result
+
+
+def _are_copies(
+  members: Members, others: Members, have_equal_values: HaveEqualValues
+) -> bool:
+  """Returns whether each variable has the value of one of the others."""
+  for member in members:
+    pairs = [[member.name, other.name] for other in others]
+    if not any(have_equal_values(pair) for pair in pairs):
+      return False
+  return True
+
+
+def _in_scope_of(member: Member, found: Iterable[Member]) -> List[str]:
+  """Returns the variables in the scope of `member`; those outside of scopes have lost
+  theirs, or `member` has.
+  """
+  names: List[str] = []
+  for other in found:
+    if member.scope == other.scope or "" in (member.scope, other.scope):
+      names.append(other.name)
+  return names
+
+
+def _match_state(
+  graph: Variables, found: naming_schemes.Shapes, matched: Match
 ) -> None:
-  """Leaves second names that have no candidates of their own to their first names."""
-  for name in second:
-    if name not in candidates:
-      matched.ambiguous.pop(name, None)
-
-
-def _add_other_names(wanted: Variables, found: Variables, matched: Match) -> None:
-  """Adds what is known of names that are left: second names, and TensorFlow's."""
-  left = set(wanted.shapes).difference(matched.names, matched.ambiguous)
-  for name in left:
-    first = wanted.second.get(name, "")
-    tensorflow_name = wanted.tensorflow_names.get(name, "")
-    if first in matched.names:
-      matched.names[name] = matched.names[first]
-    elif tensorflow_name in found.shapes:
-      matched.names[name] = tensorflow_name
-
-
-def _match_state(wanted: Variables, found: Shapes, matched: Match) -> None:
   """Adds the names in a checkpoint of the variables of loss scales.
 
   Variables in several scopes are those that a checkpoint has outside of scopes in the
   order of creation; without it, they are ambiguous.
   """
-  wanted_roles = naming_schemes.state(wanted.shapes)
+  wanted_roles = naming_schemes.state(graph.shapes)
   found_roles = naming_schemes.state(found)
   result = {name: name for name in wanted_roles if name in found}
 
@@ -182,20 +387,14 @@ def _match_state(wanted: Variables, found: Shapes, matched: Match) -> None:
     left = {name: role for name, role in wanted_roles.items() if name not in result}
     unused = set(found_roles).difference(result.values())
     candidates = _named_by_key({name: found_roles[name] for name in unused}, key_of)
-    for key, names in _named_by_key(left, key_of, wanted.order).items():
+    for key, names in _named_by_key(left, key_of, graph.order).items():
       sources = candidates.get(key, [])
       if len(names) == len(sources) and _scopes_fit(names, sources):
-        if _is_ordered(names, wanted.order):
+        if len(_scopes(names)) < 2 or set(names) <= set(graph.order):
           result.update(zip(names, sources))
         else:
           matched.ambiguous.update(dict.fromkeys(names, sources))
   matched.names.update(result)
-
-
-def _is_ordered(names: List[str], order: Sequence[str]) -> bool:
-  """Returns whether the order of creation is known: by numbers within a scope."""
-  scopes = {naming_schemes.parse(name).scope for name in names}
-  return len(scopes) < 2 or set(names) <= set(order)
 
 
 def _named_by_key(
@@ -213,217 +412,16 @@ def _named_by_key(
   return groups
 
 
+def _scopes(names: Iterable[str]) -> List[str]:
+  """Returns the different name scopes of variables."""
+  return sorted({naming_schemes.parse(name).scope for name in names})
+
+
 def _scopes_fit(wanted: List[str], found: List[str]) -> bool:
   """Returns whether variables of one role can be those of a checkpoint: in the same
   scopes, or clearly in another one. A program creates a loss scale in any scope.
   """
-  wanted_scopes = {naming_schemes.parse(name).scope for name in wanted}
-  found_scopes = {naming_schemes.parse(name).scope for name in found}
-  if wanted_scopes == found_scopes or found_scopes == {""}:
+  wanted_scopes, found_scopes = _scopes(wanted), _scopes(found)
+  if wanted_scopes == found_scopes or found_scopes == [""]:
     return True
   return len(found_scopes) == 1 and len(wanted_scopes) == 1
-
-
-def _candidates(
-  variants: Sequence[List[NonSlot]], found: List[NonSlot], second: Mapping[str, str]
-) -> Optional[_Candidates]:
-  """Returns which variables in the checkpoint each of a kind can be, of the first of
-  `variants` whose numbers agree with the checkpoint; None if none does.
-  """
-  for members in variants:
-    for others in (found, non_slots.without_second_names(found, second)):
-      candidates = _agreeing(members, others)
-      if candidates is not None:
-        return candidates
-  return None
-
-
-def _agreeing(wanted: List[NonSlot], found: List[NonSlot]) -> Optional[_Candidates]:
-  """Returns which of `found` each of `wanted` can be, if the numbers of both agree.
-
-      if both have the same names: each is the one of its name
-      for each pair of keys in _KEYS, then one key for all if one side has no scopes:
-        group `wanted` by the first key, and `found` by the second
-        if each group of `wanted` has as many members as that of `found`:
-          return for each of `wanted` the members of its group that may have its place
-
-  Args:
-    wanted: variables of one kind in the graph.
-    found: variables of this kind in the checkpoint.
-
-  Returns:
-    The names in `found` by each name in `wanted`; None if the numbers agree by no key.
-    With "head/beta1_power" and "beta1_power" in the graph, and
-    "head/cond_1/beta1_power" and "cond_3/beta1_power" in the checkpoint, each has one
-    candidate: both sides have one variable in each scope.
-  """
-  names = {member.name for member in wanted}
-  if names == {member.name for member in found}:
-    return {name: [name] for name in names}
-  keys = list(_KEYS)
-  if not _has_scopes(wanted) or not _has_scopes(found):
-    keys.append((_nothing, _nothing))
-  for key_of_wanted, key_of_found in keys:
-    wanted_groups = non_slots.grouped(wanted, key_of_wanted)
-    found_groups = non_slots.grouped(found, key_of_found)
-    if non_slots.sizes(wanted_groups) == non_slots.sizes(found_groups):
-      result: _Candidates = {}
-      for key, group in wanted_groups.items():
-        result.update(_overlapping(group, found_groups[key]))
-      return result
-  return None
-
-
-def _has_scopes(members: Iterable[NonSlot]) -> bool:
-  """Returns whether one of the variables is in a name scope, conditionals aside."""
-  return any(member.scope for member in members)
-
-
-def _nothing(member: NonSlot) -> str:
-  """Returns what all variables have in common."""
-  del member
-  return ""
-
-
-def _scope_and_conditional(scheme: NamingScheme) -> non_slots.KeyOf:
-  """Returns a key: the scope, and whether a program of `scheme` creates the variable in
-  a conditional. It differs between schemes for a fixed loss scale: only contrib's class
-  builds a conditional for it.
-  """
-  return lambda member: (member.scope, member.is_conditional(scheme))
-
-
-def _scope(member: NonSlot) -> str:
-  """Returns the name scope without conditionals; "" for none."""
-  return member.scope
-
-
-def _scope_under_control_flow_v2(member: NonSlot) -> str:
-  """Returns the scope that TensorFlow's class gives it under control flow v2."""
-  if member.is_conditional(TENSORFLOW):
-    return ""
-  return member.scope
-
-
-# What variables of a graph and of a checkpoint have in common, most specific first:
-# pairs of a key for variables of the graph and a key for those of the checkpoint. They
-# are the same one unless TensorFlow's class wrote the checkpoint under control flow v2.
-_KEYS: Sequence[Tuple[non_slots.KeyOf, non_slots.KeyOf]] = (
-  (_scope_and_conditional(TENSORFLOW), _scope_and_conditional(TENSORFLOW)),
-  (_scope_and_conditional(CONTRIB), _scope_and_conditional(CONTRIB)),
-  (_scope, _scope),
-  (_scope_under_control_flow_v2, _scope),
-)
-
-
-def _overlapping(wanted: List[NonSlot], found: List[NonSlot]) -> _Candidates:
-  """Returns for each of `wanted` those of as many `found` that may have its place in
-  the order of creation.
-  """
-  places = non_slots.possible_places(found)
-  result: _Candidates = {}
-  by_last_place = sorted(places, key=lambda other: places[other][::-1])
-  for name, (first, last) in non_slots.possible_places(wanted).items():
-    result[name] = []
-    for other in by_last_place:
-      first_of_other, last_of_other = places[other]
-      if first <= last_of_other and first_of_other <= last:
-        result[name].append(other)
-  return result
-
-
-def _uncertain(
-  wanted: List[NonSlot],
-  in_graph: List[NonSlot],
-  found: List[NonSlot],
-  variables: Variables,
-  have_equal_values: HaveEqualValues,
-) -> _Candidates:
-  """Returns which of `found` each of `wanted` can be where their numbers do not agree,
-  because the graph or the checkpoint is that of a part of the program.
-
-      if `found` has conditionals, and names that TensorFlow's class would give to
-          variables of the graph:
-        each is the one with its name in TensorFlow's class, or none
-      elif both sides have conditionals, or neither has, and one has all names of the
-          other, and those of `found` outside of scopes are no second names:
-        each is the one with its own name, or none
-      else: each may be any in its scope
-
-  Identical names are proof only within one naming scheme, and if one side has all names
-  of the other: in another scheme, `beta1_power` may be that of another optimizer.
-
-  Args:
-    wanted: variables of one kind that are restored; a part of `in_graph`.
-    in_graph: all variables of this kind in the graph.
-    found: those in the checkpoint, without the second names that are certain.
-    variables: the variables to restore, with their names in TensorFlow's class.
-    have_equal_values: compares variables in the checkpoint.
-
-  Returns:
-    Names in `found` by each name in `wanted`; [] for a variable that is none of them.
-  """
-  names = {member.name for member in found}
-  recorded = variables.tensorflow_names
-  if non_slots.have_conditionals(found) and names & set(recorded.values()):
-    own_names = _names_with_tensorflow(in_graph, recorded)
-  else:
-    own_names = {member.name: member.name for member in in_graph}
-    names_in_graph = set(own_names)
-    is_part = names <= names_in_graph or names_in_graph <= names
-    is_same_scheme = non_slots.have_conditionals(found) == non_slots.have_conditionals(
-      in_graph
-    )
-    if not (is_same_scheme and is_part) or _may_be_second_names(
-      in_graph, found, have_equal_values
-    ):
-      return {member.name: _in_scope_of(member, found) for member in wanted}
-  result: _Candidates = {}
-  for member in wanted:
-    own_name = own_names[member.name]
-    result[member.name] = [own_name] if own_name in names else []
-  return result
-
-
-def _may_be_second_names(
-  in_graph: List[NonSlot], found: List[NonSlot], have_equal_values: HaveEqualValues
-) -> bool:
-  """Returns whether variables outside of scopes may be second names of those in scopes,
-  as `install()` writes them under control flow v2, in a graph that has both.
-  """
-  if len({bool(member.scope) for member in in_graph}) < 2:
-    return False
-  inside = [member.name for member in found if member.scope]
-  outside = [member.name for member in found if not member.scope]
-  for name in outside:
-    if not any(have_equal_values([name, other]) for other in inside):
-      return False
-  return True
-
-
-def _names_with_tensorflow(
-  members: List[NonSlot], recorded: Mapping[str, str]
-) -> Dict[str, str]:
-  """Returns the names in TensorFlow's class: those that are recorded, and numbers that
-  do not count these.
-  """
-  numbers: Dict[str, int] = collections.defaultdict(int)
-  result: Dict[str, str] = {}
-  for member in members:
-    scope, stem = member.scope, member.parsed.stem
-    result[member.name] = recorded.get(member.name) or naming_schemes.join(
-      scope, stem, numbers[scope]
-    )
-    numbers[scope] += member.name not in recorded
-  return result
-
-
-def _in_scope_of(member: NonSlot, found: Iterable[NonSlot]) -> List[str]:
-  """Returns the variables in the scope of `member`; those outside of scopes have lost
-  theirs, or `member` has.
-  """
-  names: List[str] = []
-  for other in found:
-    if member.scope == other.scope or "" in (member.scope, other.scope):
-      names.append(other.name)
-  return names

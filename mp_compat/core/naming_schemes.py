@@ -18,7 +18,17 @@ schemes. The names of variables created in a name scope are prefixed with that s
 
 import collections
 import re
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import (
+  Callable,
+  Dict,
+  List,
+  Mapping,
+  NamedTuple,
+  Optional,
+  Sequence,
+  Set,
+  Tuple,
+)
 
 Shape = Sequence[int]
 Shapes = Mapping[str, Shape]
@@ -57,6 +67,24 @@ class Conditionals(NamedTuple):
   applying: int
 
 
+class Form(NamedTuple):
+  """What a name tells of the place where a variable was created.
+
+  Attributes:
+    scope: Its name scopes, without those of conditionals.
+    depth: In how many conditionals it is. Their numbers only tell the order: other
+      conditionals of the program count, too.
+  """
+
+  scope: str
+  depth: int
+
+
+# Returns the form of a variable that an optimizer creates when it applies gradients,
+# from its form without loss scaling and the kind of loss scale, which may be None.
+WriteForm = Callable[[Form, Optional[str]], Form]
+
+
 class NamingScheme(NamedTuple):
   """The names that programs of one kind give to variables.
 
@@ -73,6 +101,12 @@ class NamingScheme(NamedTuple):
   state: Mapping[str, StateVariable]
   signature: Tuple[str, ...] = ()
   conditionals: Mapping[str, Conditionals] = {}
+
+  def form(self, alone: Form, loss_scale: Optional[str]) -> Form:
+    """Returns the form of a variable that an optimizer creates; see `WriteForm`."""
+    if loss_scale not in self.conditionals:
+      return alone
+    return alone._replace(depth=alone.depth + 1)
 
   def variable(self, role: str) -> StateVariable:
     """Returns a variable of a loss scale; one that only this package has is as here."""
@@ -122,6 +156,25 @@ PLAIN = NamingScheme("plain", {})
 # The schemes of checkpoints of names.
 SCHEMES = {scheme.name: scheme for scheme in (MP_COMPAT, TENSORFLOW, CONTRIB, PLAIN)}
 
+
+def form_under_control_flow_v2(alone: Form, loss_scale: Optional[str]) -> Form:
+  """Returns the form in TensorFlow's class under control flow v2, in whose conditionals
+  a name loses its scope.
+  """
+  if loss_scale not in TENSORFLOW.conditionals:
+    return alone
+  return Form("", 0)
+
+
+# How programs write the names of variables that optimizers create. A fifth scheme adds
+# its function here.
+FORMS: Sequence[WriteForm] = (
+  PLAIN.form,  # also MP_COMPAT.form
+  TENSORFLOW.form,
+  CONTRIB.form,
+  form_under_control_flow_v2,
+)
+
 # The names of a loss scale's variables in object-based checkpoints of Keras 3.
 KERAS_3 = NamingScheme(
   "keras_3",
@@ -158,6 +211,11 @@ class Name(NamedTuple):
   conditionals: Tuple[int, ...]
   stem: str
   number: int
+
+  @property
+  def form(self) -> Form:
+    """Returns the form of the name."""
+    return Form(self.scope, len(self.conditionals))
 
 
 def parse(name: str) -> Name:

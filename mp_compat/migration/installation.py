@@ -14,14 +14,11 @@ from typing import Callable, List, Tuple
 
 import mp_compat
 from mp_compat._tensorflow import modules
-from mp_compat._tensorflow import savers
 from mp_compat._tensorflow import tensorflow
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
 from mp_compat.checkpoints import initialization
 from mp_compat.checkpoints import saver
-from mp_compat.core import conditional_apply
-from mp_compat.migration import conditional_names
 from mp_compat.migration import old_names
 
 _ABSENT = object()
@@ -84,25 +81,10 @@ class Installation:
           self._set(module, name, replacement)
         self.patched.append("tensorflow.{}.{}".format(path, name))
     self._install_checkpoints()
-    self._install_names()
 
   def _install_checkpoints(self) -> None:
-    """Makes TensorFlow read checkpoints of every naming scheme, and Saver also write
-    TensorFlow's names.
-    """
-    saver_build = tf.train.Saver.build
-
-    @functools.wraps(saver_build)
-    def build(self: tf.train.Saver) -> None:
-      """Adds TensorFlow's names to what the Saver saves. One with a `saver_def` builds
-      nothing: its ops exist already.
-      """
-      if self.saver_def is None:
-        savers.change_var_list(self, saver.add_tensorflow_names)
-      saver_build(self)
-
+    """Makes TensorFlow read checkpoints of every naming scheme."""
     self._set(tf.train.Saver, "restore", saver.restore)
-    self._set(tf.train.Saver, "build", build)
     self._replace(tf.train.NewCheckpointReader, files.open_with_own_names)
     self._replace(
       tf.train.init_from_checkpoint,
@@ -110,7 +92,6 @@ class Installation:
     )
     self.patched += [
       "tensorflow.compat.v1.train.Saver.restore",
-      "tensorflow.compat.v1.train.Saver.build",
       "tensorflow.compat.v1.train.NewCheckpointReader",
       "tensorflow.compat.v1.train.init_from_checkpoint",
     ]
@@ -118,24 +99,6 @@ class Installation:
       init = tensorflow.contrib.framework.init_from_checkpoint
       self._replace(init, _with_names_in_checkpoint(init))
       self.patched.append("tensorflow.contrib.framework.init_from_checkpoint")
-
-  def _install_names(self) -> None:
-    """Makes the wrapper take the names that TensorFlow's class takes, and record the
-    names of variables that this one would give.
-    """
-    apply = conditional_apply.apply_in_each_replica
-    self._set(
-      conditional_apply,
-      "apply_in_each_replica",
-      conditional_names.note_variables(apply),
-    )
-    optimizer = mp_compat.MixedPrecisionLossScaleOptimizer
-    for name, wrap in (
-      ("compute_gradients", conditional_names.take_names_of_scaling),
-      ("apply_gradients", conditional_names.record_tensorflow_names),
-    ):
-      method = getattr(optimizer, name)
-      self._set(optimizer, name, functools.wraps(method)(wrap(method)))
 
   def _replace(
     self, function: Callable[..., object], replacement: Callable[..., object]

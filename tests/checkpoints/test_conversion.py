@@ -1,5 +1,6 @@
 """Tests of `checkpoints.convert` and of the command `mp_compat checkpoint`."""
 
+import json
 import os
 import shutil
 import signal
@@ -184,6 +185,44 @@ def test_next_conversion_removes_killed_one(moves, retried, tmp_path):
     running.name,
     *names,
   }
+
+
+@pytest.mark.matrix
+def test_conversion_completes_one_killed_before_it_was_listed(tmp_path):
+  target = str(tmp_path / "model")
+  program = KILLED.replace("tf.gfile.Rename", "tf.train.update_checkpoint_state")
+  killed = testing.run_python("-c", program, ADAM, target, 0, check=False)
+  assert killed.returncode == -signal.SIGKILL
+  assert tf.train.latest_checkpoint(str(tmp_path)) is None
+  with pytest.raises(ValueError, match="exists and is not overwritten"):
+    checkpoints.convert(ADAM, target, "mp_compat")
+  checkpoints.convert(ADAM, target, "plain")
+  assert tf.train.latest_checkpoint(str(tmp_path)) == target
+
+
+def test_name_map_gives_names_that_are_not_certain(tmp_path, capsys):
+  source, like, target = [str(tmp_path / name) for name in ("source", "like", "out")]
+  goldens.save_variables(
+    source, {"beta1_power": np.float32(1), "cond_1/beta1_power": np.float32(2)}
+  )
+  goldens.save_variables(
+    like, {"beta1_power": np.float32(0), "beta1_power_1": np.float32(9)}
+  )
+  with pytest.raises(ValueError, match="--name-map FILE.*may|may.*--name-map FILE"):
+    checkpoints.convert(source, target, like=like)
+  with pytest.raises(ValueError, match="does not have nothing. It has: beta1_power"):
+    checkpoints.convert(source, target, like=like, name_map={"beta1_power": "nothing"})
+  names = {"beta1_power": "cond_1/beta1_power", "beta1_power_1": "beta1_power"}
+  (tmp_path / "names.json").write_text(json.dumps(names))
+  for index, option in enumerate([["--like", like], ["--to", "plain"]]):
+    out = "{}{}".format(target, index)
+    command = ["checkpoint", "convert", source, out, *option]
+    assert command_line.main(command) == 2
+    command += ["--name-map", str(tmp_path / "names.json")]
+    assert command_line.main(command) == 0
+    reader = tf.train.load_checkpoint(out)
+    assert [reader.get_tensor(name) for name in sorted(names)] == [2, 1]
+  assert "beta1_power" in capsys.readouterr().err
 
 
 def raise_permission_error(*args):

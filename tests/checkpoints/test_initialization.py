@@ -93,3 +93,30 @@ def test_variables_that_the_checkpoint_lacks_are_not_named(caplog):
   powers = {variable.op.name: variable for variable in tf.global_variables("beta")}
   checkpoints.assignment_map(path, {"/": "/", **powers})
   assert "A map of scopes" not in caplog.text
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_name_map_initializes_slots_of_partitions(shards, tmp_path):
+  def build():
+    partitioner = tf.fixed_size_partitioner(shards)
+    with tf.variable_scope("scope", partitioner=partitioner):
+      w = tf.get_variable("w", [4], initializer=tf.ones_initializer())
+      opt = tf.train.MomentumOptimizer(0.5, 0.5)
+      return opt.minimize(tf.reduce_sum(tf.square(tf.convert_to_tensor(w))))
+
+  def values(sess):
+    found = sess.run({v.op.name: v for v in tf.global_variables()})
+    return {name: value.tolist() for name, value in found.items()}
+
+  path = str(tmp_path / "model")
+  with tf.Graph().as_default(), testing.session() as sess:
+    train_op = build()
+    sess.run(tf.global_variables_initializer())
+    sess.run(train_op)
+    saved = values(sess)
+    tf.train.Saver().save(sess, path)
+  with tf.Graph().as_default(), testing.session() as sess:
+    build()
+    tf.train.init_from_checkpoint(path, checkpoints.name_map(path))
+    sess.run(tf.global_variables_initializer())
+    assert values(sess) == saved

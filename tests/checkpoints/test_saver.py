@@ -239,6 +239,16 @@ def test_missing_variable_raises(tmp_path):
   assert "Different in the checkpoint" not in message
 
 
+def test_missing_variable_is_reported_before_ambiguous_ones(tmp_path):
+  path = str(tmp_path / "model")
+  goldens.save_variables(path, {"beta1_power": np.float32(0.5)})
+  for name in ("added", "ns/beta1_power", "beta1_power"):
+    tf.get_variable(name, [])
+  with testing.session() as sess:
+    with pytest.raises(tf.errors.NotFoundError, match=": added. It has: beta1_power"):
+      checkpoints.Saver().restore(sess, path)
+
+
 def test_reader_names_variables_between_which_it_cannot_decide(tmp_path):
   path = str(tmp_path / "model")
   names = ["beta1_power", "cond_1/beta1_power"]

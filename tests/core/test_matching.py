@@ -4,7 +4,6 @@ import pytest
 
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
-from mp_compat.core import non_slots
 from mp_compat.core import translation
 from mp_compat.core.matching import Variables
 from tests.core.test_naming_schemes import CONTRIB_V1
@@ -36,6 +35,7 @@ def match(wanted, found, order=True, meta="", **options):
   """
   options["order"] = wanted.split() if order else ()
   result = matching.match(
+    wanted.split(),
     variables(wanted, **options),
     variables(found, order=meta.split()),
     compare_values(found),
@@ -190,12 +190,11 @@ def translate(names, to, meta=""):
       "beta1_power beta1_power_1",
       "beta1_power beta1_power_1",
     ),
-    # The first and the last of three are certain if both chains begin, or end, with the
-    # same value.
+    # None of three is certain if the values differ.
     (
       "beta1_power beta1_power_1 beta1_power_2",
       "cond_1/beta1_power=1 beta1_power=1 beta1_power_1=2",
-      "beta1_power ? ?",
+      "? ? ?",
     ),
     # Other variables that an optimizer creates when it applies gradients.
     (
@@ -208,18 +207,15 @@ def translate(names, to, meta=""):
       "current_loss_scale rate=1 cond_1/rate=1",
       "current_loss_scale rate",
     ),
-    # A part of a program: a variable outside of scopes has its own name, unless it may
-    # be the second name of one in a scope.
+    # A part of a program. A name without scope may be that of a variable that has lost
+    # its scope.
     (
       "beta1_power a/beta1_power",
       "beta1_power=1 a/beta1_power=2 b/beta1_power=3",
       "beta1_power a/beta1_power",
     ),
-    (
-      "beta1_power a/beta1_power",
-      "beta1_power=3 a/beta1_power=2 b/beta1_power=3",
-      "? ?",
-    ),
+    ("a/beta1_power beta1_power", "a/beta1_power", "a/beta1_power -"),
+    ("a/beta1_power beta1_power", "beta1_power", "? ?"),
     # Numbers that are part of the name.
     ("dense_1", "dense", "-"),
     ("w/Adam_1", "w/Adam", "-"),
@@ -281,19 +277,13 @@ def test_order_of_checkpoint_names_is_not_known():
 
 
 @pytest.mark.parametrize(
-  "meta, matched",
-  [
-    ("", "beta1_power ? ?"),
-    (
-      "beta1_power cond/cond/beta1_power cond/beta1_power",
-      "beta1_power cond/cond/beta1_power cond/beta1_power",
-    ),
-  ],
+  "meta", ["", "beta1_power cond/cond/beta1_power cond/beta1_power"]
 )
-def test_order_in_scope_named_cond_is_not_known(meta, matched):
+def test_scope_named_cond_is_no_conditional_of_loss_scaling(meta):
   wanted = "beta1_power cond/beta1_power beta1_power_1"
   found = "beta1_power cond/beta1_power cond/cond/beta1_power"
   loss_scales = dict.fromkeys(wanted.split()[1:], naming_schemes.FIXED)
+  matched = "beta1_power cond/cond/beta1_power cond/beta1_power"
   assert match(wanted, found, meta=meta, loss_scales=loss_scales) == matched
 
 
@@ -304,34 +294,20 @@ def test_loss_scales_outside_of_scopes_match_in_order():
   assert match(wanted, theirs, order=False) == "? ?"
 
 
-def test_wanted_second_names_follow_first_ones():
-  second = {"cond_3/beta1_power": "beta1_power"}
-  wanted = "beta1_power cond_3/beta1_power"
-  for theirs in ("beta1_power", "cond_3/beta1_power", "cond_7/beta1_power"):
-    assert match(wanted, theirs, second=second) == " ".join([theirs, theirs])
-  assert match(wanted, POWERS, order=False, second=second) == "? ?"
-
-
-def test_explicit_names_are_kept():
-  explicit = frozenset(["beta1_power"])
-  assert match("beta1_power", TWO, explicit=explicit) == "beta1_power"
-
-
 def test_part_of_graph_is_matched_with_whole_graph():
   whole = variables(
     POWERS, order=POWERS.split(), loss_scales={"beta1_power": "dynamic"}
   )
-  part = whole._replace(shapes={"beta1_power_1": SCALAR})
   found = variables(TWO)
-  matched = matching.match(part, found, matching.assume_different, whole)
+  part = ["beta1_power_1"]
+  matched = matching.match(part, whole, found, matching.assume_different)
   assert matched.names == {"beta1_power_1": "beta1_power"}
-  assert matching.match(part, found, matching.assume_different).ambiguous
 
 
 def test_matching_respects_shapes_and_scopes():
   def names(wanted, found):
     return matching.match(
-      Variables(wanted), Variables(found), matching.assume_different
+      wanted, Variables(wanted), Variables(found), matching.assume_different
     ).names
 
   state = {"current_loss_scale": []}
@@ -349,17 +325,6 @@ def test_conditionals_of_programs_are_kept():
   assert match("cond/a/kernel", "a/kernel") == "-"
   assert match("cond/a/kernel", "cond/a/kernel") == "cond/a/kernel"
   assert match("beta1_power", "cond/beta1_power") == "cond/beta1_power"
-
-
-def test_recorded_names_are_found():
-  recorded = {"beta1_power": "cond_3/beta1_power"}
-  theirs = "beta1_power cond_1/beta1_power cond_3/beta1_power"
-  assert match("beta1_power", theirs, tensorflow_names=recorded) == "cond_3/beta1_power"
-  assert match(POWERS, theirs, tensorflow_names=recorded) == (
-    "cond_3/beta1_power beta1_power"
-  )
-  ours = "beta1_power=1 beta1_power_1=2 cond_3/beta1_power=1"
-  assert match(POWERS, ours, tensorflow_names=recorded) == POWERS
 
 
 @pytest.mark.parametrize("names", [OURS, TENSORFLOW_V1])
@@ -421,17 +386,6 @@ def test_translation_is_reversible():
 
 
 def test_two_optimizers_are_translated():
-  """Every optimizer of TensorFlow and of contrib builds two conditionals, which are
-  numbered in the graph.
-  """
-  two = ["beta1_power", "beta1_power_1", "current_loss_scale", "current_loss_scale_1"]
-  there = translate(two, "tensorflow")
-  assert (
-    there["cond_1/beta1_power"] == "beta1_power"
-    and there["cond_3/beta1_power"] == "beta1_power_1"
-  )
-  assert there["current_loss_scale_1"] == "current_loss_scale_1"
-  assert translate(two, "contrib")["cond_2/beta1_power"] == "beta1_power_1"
   back = translate(
     ["cond_3/beta1_power", "cond_1/beta1_power", "current_loss_scale"], "plain"
   )
@@ -446,6 +400,15 @@ def test_two_optimizers_are_translated():
     "head/cond_1/beta1_power",
     "head/current_loss_scale",
   ]
+
+
+def test_variables_of_other_optimizers_are_translated():
+  theirs = "cond_1/own_count own_weight current_loss_scale=2"
+  there = {"own_count": "cond_1/own_count", "own_weight": "own_weight"}
+  assert translate(theirs, "plain") == there
+  # Without a loss scale, the conditional is the program's.
+  theirs = "cond_1/own_count own_weight"
+  assert translate(theirs, "plain") == {name: name for name in theirs.split()}
 
 
 def test_user_scopes_are_kept():
@@ -483,22 +446,6 @@ def test_own_variables_are_kept():
     translate(with_state, "contrib")
 
 
-def find_second_names(found):
-  return non_slots.second_names(variables(found), compare_values(found))
-
-
-def test_second_names_have_values_of_first_ones():
-  one = {"cond_1/beta1_power": "beta1_power"}
-  assert find_second_names("w beta1_power=1 cond_1/beta1_power=1") == one
-  assert find_second_names("w beta1_power=1 cond_1/beta1_power=2") == {}
-  assert find_second_names("cond_1/beta1_power") == {}
-  # All values of an optimizer are equal, and all optimizers in conditionals have one.
-  both = "beta1_power=0 cond_1/beta1_power=0 beta2_power=1 cond_1/beta2_power={}"
-  assert len(find_second_names(both.format(1))) == 2
-  assert find_second_names(both.format(2)) == {}
-  assert find_second_names(both.format(1) + " cond_3/beta1_power=0") == {}
-
-
 def test_plain_names_are_added():
   def plain_names(found):
     return translation.plain_names(variables(found), compare_values(found))
@@ -523,6 +470,7 @@ def test_translation_of_unknown_order_raises():
 @pytest.mark.parametrize(
   "names",
   [
+    "beta1_power beta1_power_1 current_loss_scale current_loss_scale_1",
     "beta1_power beta1_power_1 current_loss_scale good_steps",
     "a/beta1_power b/beta1_power current_loss_scale",
     "beta1_power beta1_power_1",
@@ -534,24 +482,11 @@ def test_translation_of_unknown_loss_scales_raises(names):
     translate(names, "tensorflow")
 
 
-def test_conditionals_are_translated_to_conditionals():
+def test_names_of_own_scheme_are_kept():
   theirs = "cond_1/beta1_power beta1_power current_loss_scale good_steps"
   assert translate(theirs, "tensorflow") == {name: name for name in theirs.split()}
-  contrib = "cond_2/beta1_power beta1_power loss_scale good_steps bad_steps"
-  translated = translate(contrib, "tensorflow")
-  assert translated["cond_3/beta1_power"] == "cond_2/beta1_power"
-  assert translated["beta1_power"] == "beta1_power"
-  # With TensorFlow's class, a fixed loss scale has no conditional; with contrib's it has.
   with pytest.raises(ValueError, match="depend on which optimizers have a loss scale"):
     translate(theirs, "contrib")
-  both = "cond_3/beta1_power cond_5/beta1_power current_loss_scale current_loss_scale_1"
-  assert translate(both, "contrib")["cond_4/beta1_power"] == "cond_5/beta1_power"
-
-
-def test_names_of_one_control_flow_version_for_several_optimizers():
-  """Those of version 2 could be those of optimizers without loss scaling in version 1."""
-  two = "beta1_power beta1_power_1 current_loss_scale current_loss_scale_1"
-  assert "beta1_power" not in translate(two, "tensorflow")
 
 
 def test_unknown_scheme_raises():

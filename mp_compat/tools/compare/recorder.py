@@ -40,7 +40,6 @@ import zlib
 import numpy as np
 
 from mp_compat._tensorflow import tf
-from mp_compat.checkpoints import files
 from mp_compat.core import loss_scale
 from mp_compat.core import naming_schemes
 from mp_compat.graph import records
@@ -82,7 +81,7 @@ class _Graph:
     self.version = -1
     self.effects: Dict[Tuple[FrozenSet[str], FrozenSet[str]], run_effects.Effects] = {}
     self.tensors: Dict[str, tf.Tensor] = {}
-    self.variables = recording.Variables({}, {}, {})
+    self.variables = recording.Variables({}, {})
     self.trained: FrozenSet[str] = frozenset()
 
 
@@ -389,10 +388,7 @@ class Recorder:
     registered = sorted(loss_scale.state_names(graph).intersection(shapes))
     state = {name: name for name in registered}
     state.update(naming_schemes.state(shapes))
-    renamed: Dict[str, str] = {}
-    if self._settings.run == recording.SCALED:
-      renamed = files.tensorflow_names(graph)
-    return recording.Variables(shapes, renamed, state)
+    return recording.Variables(shapes, state)
 
   def _record(self, sess: tf.Session, graph: _Graph, kind: str) -> None:
     """Records all variables of a session: anything may have changed them, such as

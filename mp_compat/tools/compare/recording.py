@@ -16,7 +16,6 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from mp_compat.core import matching
-from mp_compat.core import non_slots
 
 ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
 SHOWN = 3  # variables whose values are kept where they differ
@@ -121,12 +120,10 @@ class Variables:
   Attributes:
     shapes: Their shapes by name, in the order in which they were created; -1 for an
       unknown dimension or shape.
-    tensorflow_names: The names that TensorFlow's class gives to some of them.
     state: The variables of loss scales, and their roles.
   """
 
   shapes: Dict[str, List[int]]
-  tensorflow_names: Dict[str, str]
   state: Dict[str, str]
 
 
@@ -270,13 +267,11 @@ def _pairs(reference: Variables, variables: Variables, state: bool) -> _Pairs:
   those of loss scales count.
   """
   # Shapes are in the order of creation.
-  wanted = non_slots.Variables(
-    variables.shapes,
-    list(variables.shapes),
-    tensorflow_names=variables.tensorflow_names,
-  )
-  found = non_slots.Variables(reference.shapes, list(reference.shapes))
-  matched = matching.match(wanted, found, matching.assume_different).names
+  wanted = matching.Variables(variables.shapes, list(variables.shapes))
+  found = matching.Variables(reference.shapes, list(reference.shapes))
+  matched = matching.match(
+    variables.shapes, wanted, found, matching.assume_different
+  ).names
   pairs: _Pairs = [(matched.get(name), name) for name in variables.shapes]
   missing = set(reference.shapes) - set(matched.values())
   pairs += [(name, None) for name in sorted(missing)]
