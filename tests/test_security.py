@@ -24,7 +24,7 @@ PACKAGE = os.path.dirname(mp_compat.__file__)
 EXECUTING = {
   os.path.join(PACKAGE, "tools", "run.py"): {"exec"},
   os.path.join(PACKAGE, "tools", "compare", "step_building.py"): {"py_func"},
-  os.path.join(PACKAGE, "monitoring", "nonfinite_ops.py"): {"import_graph_def"},
+  os.path.join(PACKAGE, "monitoring", "recomputation.py"): {"import_graph_def"},
 }
 # Functions that execute code, or load data that can execute code.
 FORBIDDEN = set(

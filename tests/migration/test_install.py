@@ -93,7 +93,7 @@ def test_install_replaces_and_restores_names():
       "tensorflow.compat.v1.train.experimental.LossScale" in installed.patched
       and not installed.skipped
     )
-    assert len(installed.patched) == 44 + (tf.__version__ < "2")
+    assert len(installed.patched) == 43 + (tf.__version__ < "2")
     assert repr(installed).startswith("Installation(patched=['tensorflow.train.")
   assert take_snapshot() == before and installed.patched == []
   assert (
@@ -156,7 +156,7 @@ def test_second_install_changes_nothing():
   installed.uninstall()
   assert tf.train.experimental.LossScale is not mp_compat.LossScale
   with mp_compat.install() as installed:
-    assert len(installed.patched) == 44 + (tf.__version__ < "2")
+    assert len(installed.patched) == 43 + (tf.__version__ < "2")
 
 
 @pytest.mark.matrix

@@ -293,7 +293,7 @@ def line(kind="step", digests=(1,), assigned=()):
 
 
 def test_records_differ_by_kind_and_values():
-  variables = recording.Variables({"w": [2]}, {}, {})
+  variables = recording.Variables({"w": [2]}, {})
   reference = recording.Record(variables, line())
   for other, is_unseen in [
     (line(), None),
@@ -311,7 +311,7 @@ def test_records_differ_by_kind_and_values():
 def test_records_are_found_in_any_order(tmp_path):
   """Threads change the order of the records of several sessions."""
   path = tmp_path / "recording"
-  variables = {"shapes": {"w": [2]}, "tensorflow_names": {}, "state": {}}
+  variables = {"shapes": {"w": [2]}, "state": {}}
   lines = [{"graph": 0, "variables": variables}]
   lines += [{"graph": 0, **line(), "index": index} for index in ("a.0", "b.0", "a.1")]
   path.write_text("\n".join(json.dumps(each) for each in lines))
