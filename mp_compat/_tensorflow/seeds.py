@@ -4,7 +4,7 @@
 import functools
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import ops  # pyright: ignore[reportAttributeAccessIssue]
 from tensorflow.python.framework import random_seed  # pyright: ignore[reportAttributeAccessIssue]
 from tensorflow.python.ops import stateful_random_ops
 

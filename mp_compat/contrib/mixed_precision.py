@@ -250,7 +250,7 @@ class LossScaleOptimizer(optimizer.MixedPrecisionLossScaleOptimizer):
     sparse and its shape is not known.
     """
     converted = super()._convert_computed(grad)
-    if not isinstance(converted, tf.IndexedSlices):
+    if converted is None or not isinstance(converted, tf.IndexedSlices):
       return converted
     if converted.dense_shape is None:
       return converted
