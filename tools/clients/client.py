@@ -5,6 +5,7 @@ the results.
 noxfile.py sets the environment in which programs can be repeated to the bit.
 """
 
+import glob
 import json
 import os
 import subprocess
@@ -72,7 +73,8 @@ def compare(top, *program):
 
 def exchange(top):
   """Exchanges the folders of `compare`: each of two classes continues from what the
-  other has written.
+  other has written. TensorFlow's class reads only the names that it writes, so it gets a
+  converted checkpoint.
   """
   for source, target in [
     ("original", "exchanged"),
@@ -80,3 +82,16 @@ def exchange(top):
     ("exchanged", "mp_compat"),
   ]:
     os.rename(os.path.join(top, source), os.path.join(top, target))
+  written = _latest(os.path.join(top, "original"))
+  converted = os.path.join(top, "converted", os.path.basename(written))
+  convert = [sys.executable, "-m", "mp_compat", "checkpoint", "convert"]
+  run(convert + [written, converted, "--like", _latest(os.path.join(top, "mp_compat"))])
+  for path in glob.glob(glob.escape(converted) + ".*"):
+    os.replace(path, os.path.join(os.path.dirname(written), os.path.basename(path)))
+
+
+def _latest(folder):
+  """Returns the checkpoint that was written last in a folder."""
+  indices = glob.glob(os.path.join(glob.escape(folder), "*.index"))
+  newest = os.path.realpath(max(indices, key=os.path.getmtime))  # DeePMD-kit links it
+  return newest[: -len(".index")]
