@@ -24,7 +24,9 @@ SIZE = 2
 STEPS = [[1.0, 2.0], [4.0, -1.0], [np.inf, 1.0], [0.5, 8.0], [2.0, 2.0]]
 
 
-EDGES = ["data", "control", "reference", "captured", "carried", "colocated", "no edge"]
+EDGES = """
+  data control reference resource captured carried colocated no_edge
+""".split()
 LIVE_OPS = ["Switch", "Merge", "ControlTrigger"]
 ACTIONS = """
   assign branch loop counting_branch function average table both py_func
@@ -49,9 +51,9 @@ class Builder:
     self.drawn[kind] += 1
     return kind
 
-  def variable(self, name, in_function=False):
-    is_reference = not in_function and self._random.random() < 0.3
-    self.drawn["reference"] += is_reference
+  def variable(self, name, is_resource=False):
+    is_reference = not is_resource and self._random.random() < 0.3
+    self.drawn["reference" if is_reference else "resource"] += 1
     with tf.init_scope() if self._random.random() < 0.3 else tf.name_scope("own"):
       made = tf.Variable(
         np.zeros(SIZE, np.float32),
@@ -64,7 +66,7 @@ class Builder:
 
   def value(self, grad):
     """Returns a tensor [SIZE] that derives from the gradient or from state."""
-    edge = self.draw(["data", "data", "colocated", "no edge"])
+    edge = self.draw(["data", "data", "colocated", "no_edge"])
     if edge == "data":
       derived = self._random.choice([grad, 0.25 * grad * grad])
       return self.routed(derived)
@@ -182,7 +184,8 @@ class Builder:
 
   def average(self, grad, depth):
     del depth
-    variable = self.variable("averaged")
+    # With control flow v2, the initial value of an average cannot read a reference.
+    variable = self.variable("averaged", tf.control_flow_v2_enabled())
     averages = tf.train.ExponentialMovingAverage(0.5)
     with tf.control_dependencies([variable.assign_add(self.value(grad))]):
       applied = averages.apply([variable])
