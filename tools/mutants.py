@@ -126,7 +126,11 @@ MUTANTS = [
   ("graph/gate", "return loop is None or loop.pivot.op in new", "return True"),
   ("graph/gate", "must_wait = effects.changing(needed, graph)", "must_wait = set()"),
   ("graph/gate", "op in gated.passed or _waits", "_waits"),
-  ("graph/gate", "op._update_input(index, tensor.op.inputs[0])", "pass"),
+  (
+    "graph/gate",
+    "graph_internals.replace_input(op, index, tensor.op.inputs[0])",
+    "pass",
+  ),
   ("graph/gate", " or op in gated.merges", ""),
   (
     "graph/control_flow",
@@ -134,7 +138,7 @@ MUTANTS = [
     "tf.identity(output) for",
   ),
   ("graph/gate", 'op.type == "ControlTrigger" or ', ""),
-  ("graph/gate", "if graph._get_control_flow_context() is None:", "if True:"),
+  ("graph/gate", "if graph_internals.context_of(graph) is None:", "if True:"),
   ("core/conditional_apply", "[passed_by_key[key] for key in keys]", "passed"),
   ("training/step", "readable.own | readable.earlier.results", "readable.own"),
   ("graph/gate", " and contexts.loop_around_inputs(op) is frame:", ":"),

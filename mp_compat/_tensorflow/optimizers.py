@@ -23,6 +23,20 @@ def wrapper_chain(optimizer: tf.train.Optimizer) -> Iterator[tf.train.Optimizer]
     optimizer = attributes.get("_optimizer", attributes.get("_opt"))
 
 
+def name_of(optimizer: tf.train.Optimizer) -> str:
+  """Returns the name of an optimizer; that of its class if it never called its base
+  class's constructor.
+  """
+  if hasattr(optimizer, "_name"):
+    return optimizer.get_name()
+  return type(optimizer).__name__
+
+
+def uses_locking(optimizer: tf.train.Optimizer) -> bool:
+  """Returns whether an optimizer locks variables to update them."""
+  return bool(getattr(optimizer, "_use_locking", False))
+
+
 def inner_attribute(wrapper: Any, name: str) -> Any:
   """Returns a public attribute of `wrapper._optimizer`.
 

@@ -25,6 +25,11 @@ else:
   Trackable = tf.train.Optimizer.__bases__[0]
 
 
+def track(owner: Any, child: object, name: str) -> None:
+  """Saves and restores `child` under `name` in checkpoints of `owner`."""
+  owner._track_trackable(child, name)
+
+
 class SlotName(str):
   """The name of a slot of the inner optimizer, as the `get_slot_names` of a wrapper
   returns it.

@@ -6,6 +6,7 @@
 import dataclasses
 from typing import Callable, Container, Dict, List, Optional, Sequence, Set, Tuple
 
+from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import tf
 from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
@@ -133,7 +134,7 @@ def _passed_unless(skip: tf.Tensor, tensor: tf.Tensor, name: str) -> tf.Tensor:
   """
   graph = tf.get_default_graph()
   with graph.colocate_with(tensor.op, ignore_existing=True):
-    if graph._get_control_flow_context() is None:
+    if graph_internals.context_of(graph) is None:
       return tf.raw_ops.Switch(data=tensor, pred=skip, name=name).output_false
     # TensorFlow differentiates a Switch in a loop or a branch as one of theirs.
     applied, _ = control_flow.pivots(skip, tf.logical_not(skip))
@@ -197,7 +198,7 @@ def _add_edges(
     only one of its inputs is, although it runs with another.
   """
   graph = tf.get_default_graph()
-  frame = contexts.loop_around(graph._get_control_flow_context())
+  frame = contexts.loop_around(graph_internals.context_of(graph))
   gated = gated_ops(graph)
   needed = _needed(ends, new)
   _check_reads(needed, ends, new, predicate, gated)
@@ -212,7 +213,7 @@ def _add_edges(
     needs_edge = op.type in calls if waits else op in must_wait
     # An op in another loop cannot wait for `applied`.
     if needs_edge and contexts.loop_around_inputs(op) is frame:
-      op._add_control_input(applied)
+      graph_internals.add_control_input(op, applied)
       waits = True
     if waits:
       waiting.add(op)
@@ -231,7 +232,7 @@ def _bypass_switches(ops: Set[tf.Operation], passed: Set[tf.Operation]) -> None:
   for op in ops - passed:
     for index, tensor in enumerate(op.inputs):
       if tensor.op in passed:
-        op._update_input(index, tensor.op.inputs[0])
+        graph_internals.replace_input(op, index, tensor.op.inputs[0])
 
 
 def _waits_for_data(op: tf.Operation, waiting: Set[tf.Operation]) -> bool:
@@ -254,7 +255,7 @@ def _skipped(
   """
   clusters = set()  # XLA runs a cluster as one op.
   for op in waiting:
-    if op._get_control_flow_context() is not None:
+    if graph_internals.context_of(op) is not None:
       clusters.add(contexts.compiled_around(op))
   clusters.discard(None)
   skipped = set(waiting)
@@ -312,7 +313,7 @@ def _begins_loop_of(op: tf.Operation, new: Set[tf.Operation]) -> bool:
   """Returns whether `op` is an input of a loop (control flow v1) of `new` ops."""
   if op.type not in contexts.ENTERS:
     return False
-  loop = contexts.loop_around(op._get_control_flow_context())
+  loop = contexts.loop_around(graph_internals.context_of(op))
   return loop is None or loop.pivot.op in new
 
 

@@ -107,22 +107,23 @@ class MixedPrecisionLossScaleOptimizer(_Native):
         "one of them."
       )
     self._optimizer = opt
-    # An optimizer that never called its base class's constructor has neither `_name`
-    # nor `_use_locking`.
-    name = opt.get_name() if hasattr(opt, "_name") else type(opt).__name__
+    name = optimizers.name_of(opt)
     # Skips the constructor of TensorFlow's class, which takes other arguments and makes
     # a loss scale of its own.
     base: Any = super() if _Native is tf.train.Optimizer else super(_Native, self)
-    base.__init__(getattr(opt, "_use_locking", False), name, **kwargs)
+    base.__init__(optimizers.uses_locking(opt), name, **kwargs)
     self._loss_scale = get_loss_scale(loss_scale)
     _warn_if_scaled_gradients_are_used(opt, name, self._doing_dynamic_loss_scaling())
     if finite_reducer is None and horovod.leaves_gradients_unreduced(opt):
       finite_reducer = horovod.all_ranks_finite
     self._mp_compat_settings = step.Settings(
-      skip_nonfinite, check_computed_gradients, finite_reducer, bool(self._use_locking)
+      skip_nonfinite,
+      check_computed_gradients,
+      finite_reducer,
+      optimizers.uses_locking(self),
     )
-    self._track_trackable(self._optimizer, "base_optimizer")
-    self._track_trackable(self._loss_scale, "loss_scale")
+    trackable.track(self, self._optimizer, "base_optimizer")
+    trackable.track(self, self._loss_scale, "loss_scale")
 
   @property
   def inner_optimizer(self) -> tf.train.Optimizer:
