@@ -27,7 +27,7 @@ graph.contexts graph.dead_tensors graph.effects graph.control_flow graph
 core.variable_scope core.gradients core.lineage core.finite_check core.distribute core.update_rule core.conditional_apply
 core.loss_scale core
 horovod
-training.step training.optimizer training
+training.recorded training.advice training.step training.optimizer training
 monitoring
 checkpoints.files checkpoints
 contrib

@@ -59,7 +59,8 @@ def apply_in_each_replica(
   has_gate = is_graph and not ops.may_be_compiled()
   with tf.name_scope(SCOPE) as gate_scope:
     should_skip = tf.logical_not(should_apply) if has_gate else None
-  replaced: Dict[str, str] = {}  # names of ops, by those of the ops that replace them
+  # of ops, by the names of those that replace them
+  original_names: Dict[str, str] = {}
 
   def apply_in_scope(
     own_scope: str,
@@ -71,7 +72,7 @@ def apply_in_each_replica(
     gate, of gradients that are not computed in a skipped step.
     """
     if has_gate:
-      own_grads = _passed_unless(should_skip, own_grads, replaced)
+      own_grads = _passed_unless(should_skip, own_grads, original_names)
     with _scope(own_scope):
       return apply(own_grads, *own_args, **own_kwargs)
 
@@ -84,12 +85,12 @@ def apply_in_each_replica(
 
   def build() -> List[runs.Element]:
     """Returns the ops and tensors of all replicas, for the gate."""
-    with op_names.name_as_alone(reserved, replaced):
+    with op_names.name_as_alone(reserved, original_names):
       return distribute.ops_of(apply_in_all())
 
   if has_gate:
     return gate.gate(should_apply, build, skip, gate_scope)
-  with op_names.name_as_alone(reserved, replaced):
+  with op_names.name_as_alone(reserved, original_names):
     return control_flow.cond(
       should_apply, lambda: _grouped(apply_in_all(), gate_scope), skip or tf.no_op
     )
@@ -106,10 +107,10 @@ def _grouped(applied: distribute.PerReplica, scope: str) -> Optional[tf.Operatio
 def _passed_unless(
   should_skip: tf.Tensor,
   grads: Sequence[gradients.Gradient],
-  replaced: Dict[str, str],
+  original_names: Dict[str, str],
 ) -> List[gradients.Gradient]:
-  """Returns the gradients, which are not computed if `should_skip`; adds to `replaced`
-  the names of the ops that they replace, by those of their own.
+  """Returns the gradients, which are not computed if `should_skip`; adds to
+  `original_names` the names of the ops that they replace, by those of their own.
   """
   values = gradients.values_of(grads)
   keys = contexts.tensor_keys(values)
@@ -119,7 +120,7 @@ def _passed_unless(
   scopes = lineage.unscaled_names(distinct)
   passed = gate.pass_unless(should_skip, list(distinct.values()), scopes, SCOPE)
   for before, after in zip(distinct.values(), passed):
-    replaced[after.op.name] = before.op.name
+    original_names[after.op.name] = before.op.name
   passed_by_key = dict(zip(distinct, passed))
   all_passed = [passed_by_key[key] for key in keys]
   return gradients.with_values(grads, all_passed)

@@ -7,29 +7,19 @@ None.
 
 import functools
 import itertools
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Iterable, List, Optional, Tuple, Union
 
 from mp_compat._tensorflow import autograph
-from mp_compat._tensorflow import native
 from mp_compat._tensorflow import ops
 from mp_compat._tensorflow import tf
-from mp_compat.core import naming_schemes
 from mp_compat.core import variable_scope
-from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
-from mp_compat.graph import graphs
 
 Gradient = Optional[Union[tf.Tensor, tf.IndexedSlices]]
 GradAndVar = Tuple[Gradient, tf.Variable]
 Loss = Union[tf.Tensor, Callable[[], tf.Tensor]]
 
 _DTYPES = (tf.bfloat16, tf.float16, tf.float32, tf.float64)
-# The modules whose functions multiply the loss of a callable by a loss scale.
-_SCALING_MODULES = {__name__}.union(
-  cls.__module__ for cls in native.LOSS_SCALE_OPTIMIZERS
-)
-# The ops that pass on the value of a variable.
-_READS = ("Cast", "Enter", "Identity", "Placeholder", "ReadVariableOp", "Switch")
 
 
 def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
@@ -57,47 +47,6 @@ def scale_loss(loss: Loss, scale: tf.Tensor) -> Loss:
     )
   with tf.name_scope("scale_loss"):
     return loss * tf.cast(scale, dtype)
-
-
-def is_scaled(loss: Loss) -> bool:
-  """Returns whether a loss is the product of another loss and a loss scale; for a
-  warning only.
-
-  The product as a callable is recognized by the module that made the callable; as a
-  tensor, by the name of the loss scale's variable. A tensor scaled by a fixed scale is
-  not recognized.
-  """
-  if callable(loss):
-    return getattr(loss, "__module__", None) in _SCALING_MODULES
-  if graphs.graph_of(loss) is None or loss.op.type != "Mul":
-    return False
-  for source in contexts.search_back(loss.op.inputs, _read_by):
-    is_candidate = naming_schemes.is_state_name(source.op.name)
-    if is_candidate and source.op.name in _state_in(source.graph):
-      return True
-  return False
-
-
-def _state_in(graph: tf.Graph) -> Dict[str, str]:
-  """Returns the names of the variables in a graph that are those of loss scales, with
-  their roles; see `naming_schemes.state`.
-  """
-  shapes: Dict[str, Sequence[int]] = {}
-  for op in graph.get_operations():
-    is_variable = op.type in ("VarHandleOp", "VariableV2")
-    if is_variable and naming_schemes.is_state_name(op.name):
-      shape = tf.TensorShape(op.get_attr("shape"))
-      shapes[op.name] = [-1] if shape.ndims is None else shape.as_list()
-  return naming_schemes.state(shapes)
-
-
-def _read_by(tensor: tf.Tensor) -> List[tf.Tensor]:
-  """Returns the tensor of which a tensor is a read or a copy, as a list of one; else
-  [].
-  """
-  if tensor.op.type not in _READS:
-    return []
-  return contexts.tensor_inputs(tensor)[:1]
 
 
 def unscale(grads: Iterable[Gradient], scale: tf.Tensor) -> List[Gradient]:

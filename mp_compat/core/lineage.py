@@ -63,36 +63,57 @@ class Lineage:
 
   Attributes:
     computed: The nearest computed gradients.
-    replaced: Those of them that are passed on changed, if ops built now can read them.
+    hidden: Those of them that are passed on changed, if ops built now can read them: in
+      them there may be an overflow that the gradients do not show.
     sums_of_squares: Tensors that the gradients derive from and that are sums of
       squares, by the keys of what is squared.
     accumulator_takes: Ops that took gradients from a `tf.ConditionalAccumulator`.
     is_reduced_by_horovod: Whether ops of Horovod reduced the gradients after they were
       computed.
-    has_unknown_arguments: Whether gradients may be arguments of a function, or
-      variables of a loop that is a function, whose origin is unknown.
+    passed: The keys of the gradients, and of what they are copies of.
+    arguments: Arguments of functions, and variables of loops that are functions, that
+      the gradients derive from: what these derive from is unknown.
   """
 
   def __init__(self) -> None:
     self.computed: List[Computed] = []
-    self.replaced: List[Computed] = []
+    self.hidden: List[Computed] = []
     self.sums_of_squares: Dict[TensorKey, tf.Tensor] = {}
     self.accumulator_takes: List[tf.Operation] = []
     self.is_reduced_by_horovod = False
-    self.has_unknown_arguments = False
+    self.passed: Container[TensorKey] = ()
+    self.arguments: List[tf.Tensor] = []
 
   @property
   def hidden_values(self) -> List[tf.Tensor]:
-    """Returns the tensors of `replaced`, in which there may be an overflow that the
-    gradients do not show.
-    """
-    return [computed.values for computed in self.replaced]
+    """Returns the tensors of `hidden`."""
+    return [computed.values for computed in self.hidden]
+
+  @property
+  def has_window_means(self) -> bool:
+    """Returns whether gradients are means of a GradientAccumulator."""
+    return any(computed.is_window_mean for computed in self.computed)
 
   def is_origin_of(self, tensors: List[tf.Tensor]) -> bool:
     """Returns whether tensors derive from one of the computed gradients."""
     own = contexts.keys_of(computed.values for computed in self.computed)
     found = contexts.search_back_by_key(tensors, contexts.data_inputs, _records())
     return not own.isdisjoint(found)
+
+  def has_gradients_as_arguments(self) -> bool:
+    """Returns whether one of `arguments` may be a gradient that was computed in a graph
+    outside of the function: whether it is `passed` as one, or such gradients are known
+    already. A scalar is a factor of other gradients, if any.
+    """
+    around = graphs.enclosing_graphs()
+    for argument in self.arguments:
+      outside = around[around.index(argument.graph) + 1 :]
+      if outside and tensor_key(argument) in self.passed:
+        return True
+      is_factor = bool(self.computed) and argument.shape.rank == 0
+      if not is_factor and any(_records_in(graph) for graph in outside):
+        return True
+    return False
 
 
 def record(
@@ -172,13 +193,13 @@ def trace(
         if tensor is a sum of squares: sums_of_squares[what is squared] = tensor
         if tensor is a computed gradient:
           add it to computed
-          if tensor can be read, and no gradient is a copy of it: add it to replaced
-        else if tensor is an argument of a function: it may be a gradient
+          if tensor can be read, and no gradient is a copy of it: add it to hidden
+        else if tensor is an argument of a function: add it to arguments
         else if an accumulator or Horovod returned it: say so
 
   Clipping can turn an inf into a finite number (`tf.clip_by_value`), and masking can
   remove a NaN. The finite check therefore covers the computed gradients, too
-  (`replaced`), unless `grads` are copies of them, or ops built now cannot read them,
+  (`hidden`), unless `grads` are copies of them, or ops built now cannot read them,
   because they are in a branch, a loop, a function or an XLA computation that the
   current context is not in. With `check_computed=False`, it covers none of them.
 
@@ -187,7 +208,7 @@ def trace(
 
   Args:
     grads: dense gradients, `tf.IndexedSlices` and None, of any shapes and dtypes.
-    check_computed: whether the caller checks `replaced`, too.
+    check_computed: whether the caller checks `hidden`, too.
     variables: one for each of `grads`, or ().
   """
   found = Lineage()
@@ -197,24 +218,20 @@ def trace(
   _name_computed(grads, variables, known)
   values = gradients.values_of(grads)
   # the gradients, and what they are copies of: a check of them sees every overflow
-  passed = contexts.search_back_by_key(values, _copied)
+  found.passed = contexts.search_back_by_key(values, _copied)
   sources = contexts.search_back_by_key(values, contexts.data_inputs, known)
-  arguments: List[tf.Tensor] = []
   for key, tensor in sources.items():
     is_readable = contexts.is_readable(tensor)
     if is_readable:
       _add_sum_of_squares(tensor, found.sums_of_squares)
     if key in known:
       found.computed.append(known[key])
-      if check_computed and is_readable and key not in passed:
-        found.replaced.append(known[key])
+      if check_computed and is_readable and key not in found.passed:
+        found.hidden.append(known[key])
     else:
       if contexts.is_argument(tensor):
-        arguments.append(tensor)
+        found.arguments.append(tensor)
       _add_exchange(tensor.op, found)
-  if check_computed and arguments:
-    has_computed = bool(found.computed)
-    found.has_unknown_arguments = _may_be_gradients(arguments, passed, has_computed)
   return found
 
 
@@ -236,24 +253,6 @@ def _add_sum_of_squares(
   if squared:
     copied = contexts.search_back_by_key(squared, _copied)
     sums_of_squares.update(dict.fromkeys(copied, tensor))
-
-
-def _may_be_gradients(
-  arguments: List[tf.Tensor], passed: Container[TensorKey], has_computed: bool
-) -> bool:
-  """Returns whether one of the arguments of functions may be a gradient that was
-  computed in a graph outside of the function: whether it is `passed` as one, or such
-  gradients are known already. A scalar is a factor of other gradients, if any.
-  """
-  around = graphs.enclosing_graphs()
-  for argument in arguments:
-    outside = around[around.index(argument.graph) + 1 :]
-    if outside and tensor_key(argument) in passed:
-      return True
-    is_factor = has_computed and argument.shape.rank == 0
-    if not is_factor and any(_records_in(graph) for graph in outside):
-      return True
-  return False
 
 
 def _copied(tensor: tf.Tensor) -> List[tf.Tensor]:

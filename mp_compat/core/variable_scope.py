@@ -88,12 +88,10 @@ def variable_of(value: Any) -> Any:
 
   The variable is a `PartitionedVariable` if the scope has a partitioner.
   """
-  if not isinstance(value, tf.Tensor):
+  # an eager tensor has no graph
+  if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):
     return value
-  graph = graphs.graph_of(value)
-  if graph is None:  # an eager tensor
-    return value
-  return _variables_by_cast(graph).get(contexts.tensor_key(value), value)
+  return _variables_by_cast(value.graph).get(contexts.tensor_key(value), value)
 
 
 def variables_of(values: Any) -> Any:

@@ -335,6 +335,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     tensor, from that of this package.
     """
     part = step.prepare(pairs, _SETTINGS)
+    step.check_not_of_window(part)
     if check is not None:
       part = part._replace(finite=tf.convert_to_tensor(check(part.finite)))
     apply_or_skip = functools.partial(self._apply_or_skip, apply)

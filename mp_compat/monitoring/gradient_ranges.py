@@ -29,7 +29,7 @@ from mp_compat.graph import graphs
 from mp_compat.monitoring import dataflow
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
-from mp_compat.training import step
+from mp_compat.training import recorded
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 # 0 to 255 for the exponents, 256 for zeros; a power of 2, because a bitwise or adds
@@ -301,7 +301,7 @@ def _with_dtypes(
   return [item._replace(is_selected=True) for item in found]
 
 
-def _computed_gradients(record: step.Step) -> List[lineage.Computed]:
+def _computed_gradients(record: recorded.Step) -> List[lineage.Computed]:
   """Returns the gradients that were computed from the scaled loss and can be read, one
   for each tensor.
   """
@@ -315,7 +315,9 @@ def _computed_gradients(record: step.Step) -> List[lineage.Computed]:
   return list(found.values())
 
 
-def _only_passed(record: step.Step, computed: List[lineage.Computed]) -> List[Measured]:
+def _only_passed(
+  record: recorded.Step, computed: List[lineage.Computed]
+) -> List[Measured]:
   """Returns the passed gradients that derive from no computed one: they are measured as
   they were passed, without a scale.
   """

@@ -25,7 +25,7 @@ from mp_compat.core import gradients
 from mp_compat.graph import contexts
 from mp_compat.graph import dead_tensors
 from mp_compat.graph import runs
-from mp_compat.training import step
+from mp_compat.training import recorded
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 _Value = TypeVar("_Value")
@@ -49,12 +49,14 @@ class GradientReport(NamedTuple):
   largest: Union[tf.Tensor, np.floating]
 
 
-def train_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[step.Step]:
+def train_steps(optimizer: MixedPrecisionLossScaleOptimizer) -> List[recorded.Step]:
   """Returns what each `apply_gradients` of this optimizer built in the current graph,
   at least one.
   """
   checked_optimizer(optimizer)
-  steps = [record for record in step.recorded(optimizer) if record.train_op is not None]
+  steps = [
+    record for record in recorded.steps_of(optimizer) if record.train_op is not None
+  ]
   if not steps:
     raise RuntimeError(
       "The optimizer {} has no train op in the current graph. Expected a "
@@ -76,7 +78,7 @@ def checked_optimizer(
   return optimizer
 
 
-def counts(record: step.Step) -> tf.Tensor:
+def counts(record: recorded.Step) -> tf.Tensor:
   """Returns whether a run attempted and skipped a readable step, int32 [2]; zeros if
   its branch was not executed.
   """
@@ -87,7 +89,7 @@ def counts(record: step.Step) -> tf.Tensor:
   return dead_tensors.merge_out_of_branches(attempted_and_skipped, 0)
 
 
-def overflow_scale(record: step.Step) -> Optional[tf.Tensor]:
+def overflow_scale(record: recorded.Step) -> Optional[tf.Tensor]:
   """Returns the loss scale of a readable step whose gradients are not finite, float32
   []; inf if they are finite, or if its branch was not executed.
 
@@ -105,7 +107,7 @@ def overflow_scale(record: step.Step) -> Optional[tf.Tensor]:
   return dead_tensors.merge_out_of_branches(scale, np.inf)
 
 
-def is_run_by_queue(record: step.Step) -> bool:
+def is_run_by_queue(record: recorded.Step) -> bool:
   """Returns whether an op that fills a queue waits for the train op: a queue runner
   runs both, and not the Session runs of the program, as with `SyncReplicasOptimizer`.
   """
@@ -114,7 +116,7 @@ def is_run_by_queue(record: step.Step) -> bool:
   return record.train_op in runs.executed_ops(fills)
 
 
-def is_readable(record: step.Step) -> bool:
+def is_readable(record: recorded.Step) -> bool:
   """Returns whether the current graph can read the tensors of the step: False inside a
   loop, a function or XLA.
   """
@@ -208,7 +210,7 @@ def loss_scale_summaries(
     return [tf.summary.scalar(name, value) for name, value in values.items()]
 
 
-def readable_step(optimizer: MixedPrecisionLossScaleOptimizer) -> step.Step:
+def readable_step(optimizer: MixedPrecisionLossScaleOptimizer) -> recorded.Step:
   """Returns the last step of `train_steps`; raises an error if the current graph cannot
   read its tensors.
   """
@@ -223,18 +225,18 @@ def readable_step(optimizer: MixedPrecisionLossScaleOptimizer) -> step.Step:
   return record
 
 
-def checked_tensors(record: step.Step) -> "collections.OrderedDict[str, tf.Tensor]":
+def checked_tensors(record: recorded.Step) -> "collections.OrderedDict[str, tf.Tensor]":
   """Returns the gradients of a step by the names that `nonfinite_gradients` gives them,
   those before clipping first.
   """
   named: List[Tuple[str, tf.Tensor]] = []
   for of_replica in record.lineages:
-    for computed in of_replica.replaced:
+    for computed in of_replica.hidden:
       named.append((computed.name + " (computed)", computed.values))
   return by_unique_names(named + passed_gradients(record))
 
 
-def passed_gradients(record: step.Step) -> List[Tuple[str, tf.Tensor]]:
+def passed_gradients(record: recorded.Step) -> List[Tuple[str, tf.Tensor]]:
   """Returns the names of the variables and the values of the gradients that were passed
   in, without None. The values of a sparse gradient are those of its rows.
   """
@@ -246,7 +248,7 @@ def passed_gradients(record: step.Step) -> List[Tuple[str, tf.Tensor]]:
   return found
 
 
-def scales(record: step.Step) -> List[tf.Tensor]:
+def scales(record: recorded.Step) -> List[tf.Tensor]:
   """Returns the loss scales with which the gradients of a step were computed, each
   once.
   """

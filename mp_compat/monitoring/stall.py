@@ -17,7 +17,7 @@ from mp_compat.monitoring import range_history
 from mp_compat.monitoring import recomputation
 from mp_compat.monitoring import remedies
 from mp_compat.monitoring import reports
-from mp_compat.training import step
+from mp_compat.training import recorded
 
 Fetched = Union[np.ndarray, np.generic]
 
@@ -64,7 +64,7 @@ class _Values(NamedTuple):
   fetched: Fetched
 
 
-def observed(record: step.Step) -> List[Observed]:
+def observed(record: recorded.Step) -> List[Observed]:
   """Returns the tensors that show why a step is skipped.
 
       gradients that the finite check covers

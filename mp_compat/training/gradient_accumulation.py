@@ -18,6 +18,7 @@ from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
 from mp_compat.graph import graphs
 from mp_compat.graph import records
+from mp_compat.training import advice
 from mp_compat.training import step
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
@@ -141,10 +142,8 @@ class GradientAccumulator:
         "GradientAccumulator works in graphs only. Use it in a tf.Graph or a "
         "tf.function."
       )
-    part = step.prepare(
-      grads_and_vars, self._optimizer._mp_compat_settings, empties_window=True
-    )
-    self._optimizer._warn_unless_unscaled(part.grads_and_vars)
+    part = step.prepare(grads_and_vars, self._optimizer._mp_compat_settings)
+    advice.on_gradients(self._optimizer, [grad for grad, _ in part.grads_and_vars])
     window = self._window(part.grads_and_vars)
 
     def add() -> tf.Operation:
@@ -229,7 +228,7 @@ class GradientAccumulator:
     micro_batches_finite = None
     if self._skip == "micro_batch":
       micro_batches_finite = tf.equal(window.overflowed.read_value(), 0)
-    parts = [self._optimizer._prepare_part(grads_and_vars, empties_window=True)]
+    parts = [self._optimizer._prepare_window(grads_and_vars)]
     if micro_batches_finite is not None:
       # No gradients: it is only checked, so that an overflow lowers the loss scale.
       checked = step.Part((), micro_batches_finite, lineage.Lineage(), parts[0].scope)

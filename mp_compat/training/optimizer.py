@@ -3,7 +3,7 @@
 all replicas or on none.
 """
 
-from typing import Any, Dict, Iterable, List, NoReturn, Optional, Set
+from typing import Any, Dict, Iterable, List, NoReturn, Optional
 
 from mp_compat import horovod
 from mp_compat._tensorflow import autograph
@@ -18,12 +18,13 @@ from mp_compat.core import lineage
 from mp_compat.core import variable_scope
 from mp_compat.core.loss_scale import DynamicLossScale
 from mp_compat.core.loss_scale import LossScale
-from mp_compat.core.loss_scale import constants_of
 from mp_compat.core.loss_scale import get_loss_scale
 from mp_compat.core.loss_scale import is_updated_by_check
 from mp_compat.graph import contexts
 from mp_compat.graph import graphs
 from mp_compat.graph import records
+from mp_compat.training import advice
+from mp_compat.training import recorded
 from mp_compat.training import step
 
 # The base is TensorFlow's class, if there is one, so that isinstance checks for it
@@ -156,7 +157,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     tensor).
     """
     return step.last_tensor(
-      [built.finite for built in step.recorded(self)],
+      [built.finite for built in recorded.steps_of(self)],
       "gradients_finite is the result of the finite check in apply_gradients()",
     )
 
@@ -172,7 +173,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     tensor).
     """
     return step.last_tensor(
-      [built.applied for built in step.recorded(self)],
+      [built.applied for built in recorded.steps_of(self)],
       "step_applied is the decision of apply_gradients() to apply or skip a step",
     )
 
@@ -268,15 +269,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     if other_graph is not None:
       with other_graph.as_default():
         return self.compute_gradients(loss, **options)
-    if gradients.is_scaled(loss):
-      records.warn_once(
-        self,
-        "The loss passed to %s seems to be scaled already: it is a product with a loss "
-        "scale. If another optimizer that scales the loss wraps this one, remove one "
-        "of the two. If scale_loss() was called, call tf.gradients() and "
-        "unscale_gradients() instead of compute_gradients().",
-        self.get_name(),
-      )
+    advice.on_loss(self, loss)
     scale = self._scale()
     compute = self._optimizer.compute_gradients
     args, keywords = optimizers.arguments_for(
@@ -291,7 +284,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     grads = gradients.unscale(scaled, scale)
     if gate_gradients == self.GATE_GRAPH and not tf.executing_eagerly():
       grads = tf.tuple(grads)
-    self._state_in(graphs.init_scope_graph()).has_unscaled = True
+    recorded.state_of(self, graphs.init_scope_graph()).has_unscaled = True
     # tensors may have no name
     lineage.record(grads, (variable.name for variable in variables), scaled, scale)
     return list(zip(grads, variables))
@@ -311,8 +304,8 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     scale = self._scale()
     if not tf.executing_eagerly():  # in eager mode, each call reads the current scale
       scale = tf.identity(scale)  # the program's own reads of the scale are others
-      self._state_in(graphs.default_graph()).scales.append(scale)
-    self._state_in(graphs.init_scope_graph()).has_scaled = True
+      recorded.state_of(self, graphs.default_graph()).scales.append(scale)
+    recorded.state_of(self, graphs.init_scope_graph()).has_scaled = True
     return gradients.scale_loss(loss, scale)
 
   @autograph.do_not_convert
@@ -330,7 +323,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
       RuntimeError: If `scale_loss` was not called before in this graph.
       TypeError: If a gradient cannot be converted to a numeric tensor.
     """
-    if not self._state_in(graphs.init_scope_graph()).has_scaled:
+    if not recorded.state_of(self, graphs.init_scope_graph()).has_scaled:
       raise RuntimeError(
         "unscale_gradients() needs gradients of a scaled loss, but scale_loss() was "
         "not called in this graph. Call tf.gradients(opt.scale_loss(loss), variables)."
@@ -338,7 +331,7 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     scaled = [self._convert_computed(grad) for grad in grads]
     scale = self._recorded_scale()
     grads = gradients.unscale(scaled, scale)
-    self._state_in(graphs.init_scope_graph()).has_unscaled = True
+    recorded.state_of(self, graphs.init_scope_graph()).has_unscaled = True
     names = ["gradient {}".format(i) for i in range(len(grads))]
     lineage.record(grads, names, scaled, scale, are_names_of_variables=False)
     return grads
@@ -356,14 +349,10 @@ class MixedPrecisionLossScaleOptimizer(_Native):
     reads the scale again.
     """
     for graph in graphs.enclosing_graphs():
-      scales = self._state_in(graph).scales
+      scales = recorded.state_of(self, graph).scales
       if scales and contexts.is_readable(scales[-1]):
         return scales[-1]
     return self._scale()
-
-  def _state_in(self, graph: Optional[tf.Graph]) -> step.OptimizerState:
-    """Returns what this optimizer keeps in a graph; None is eager mode."""
-    return records.state_of(self, graph, step.OptimizerState)
 
   @autograph.do_not_convert
   def apply_gradients(
@@ -403,117 +392,27 @@ class MixedPrecisionLossScaleOptimizer(_Native):
           global_step, global_step
         )
       )
-    return distribute.merge_call(
-      step.apply_first,
-      [self._prepare_part(grads_and_vars)],
-      global_step,
-      name,
-      **kwargs,
-    )
+    part = self._prepare_part(grads_and_vars)
+    return distribute.merge_call(step.apply_first, [part], global_step, name, **kwargs)
 
-  def _prepare_part(
-    self, grads_and_vars: Iterable[gradients.GradAndVar], empties_window: bool = False
+  def _prepare_part(self, grads_and_vars: Iterable[gradients.GradAndVar]) -> step.Part:
+    """Returns the part of a step in this replica; raises a ValueError for means of a
+    GradientAccumulator.
+    """
+    part = self._prepare_window(grads_and_vars)
+    step.check_not_of_window(part)
+    return part
+
+  def _prepare_window(
+    self, grads_and_vars: Iterable[gradients.GradAndVar]
   ) -> step.Part:
-    """Returns the part of a step in this replica; logs a warning if its gradients were
-    never scaled.
+    """Returns the part of a step in this replica, whose gradients may be means of a
+    GradientAccumulator.
     """
     distribute.check_replica_context()
     settings = self._mp_compat_settings
     check = settings.skip_nonfinite or is_updated_by_check(self._loss_scale)
-    part = step.prepare(grads_and_vars, settings, check, empties_window)._replace(
-      optimizer=self
-    )
-    predicates = contexts.predicates()
-    if predicates and part.lineage.is_origin_of(predicates):
-      records.warn_once(
-        self,
-        "%s applies gradients in a branch of tf.cond whose predicate derives from "
-        "these gradients, as a check of the program that they are finite does. After "
-        "an overflow, the loss scale then never falls, and no step is applied anymore. "
-        "Call apply_gradients() outside of the branch: it skips such steps itself.",
-        self.get_name(),
-      )
-    if part.lineage.has_unknown_arguments:
-      records.warn_once(
-        self,
-        "%s applies gradients that are arguments of a function, or variables of a "
-        "loop. What they derive from is unknown: if the program clipped or masked "
-        "them, an overflow that this hid is not noticed, and is applied. Let the "
-        "function read the gradients that compute_gradients() returned from outside, "
-        "or call compute_gradients() in it.",
-        self.get_name(),
-      )
-    # The values of a window and of an accumulator were computed in other runs.
-    if not empties_window and not part.lineage.accumulator_takes:
-      self._warn_unless_unscaled(part.grads_and_vars)
-    return part
-
-  def _warn_unless_unscaled(self, pairs: Iterable[gradients.GradAndVar]) -> None:
-    """Logs a warning for gradients that were scaled and not unscaled, or never
-    scaled.
-    """
-    state = self._state_in(graphs.init_scope_graph())
-    if state.has_unscaled:
-      return
-    is_behind_scale = self._is_behind_scale(pairs)
-    if is_behind_scale:
-      return
-    if state.has_scaled:
-      records.warn_once(
-        self,
-        "%s applies gradients of a loss that scale_loss() multiplied by the loss "
-        "scale, but unscale_gradients() was not called: unless the program divides "
-        "them by opt.loss_scale(), they are too large by that factor. Apply "
-        "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).",
-        self.get_name(),
-      )
-    elif is_behind_scale is not None:
-      records.warn_once(
-        self,
-        "%s applies gradients that seem never to have been scaled: they do not derive "
-        "from its loss scale in this graph, and neither compute_gradients() nor "
-        "unscale_gradients() of this optimizer was called. In float16, small gradients "
-        "may have underflowed. Call compute_gradients() of this optimizer, or "
-        "opt.unscale_gradients(tf.gradients(opt.scale_loss(loss), variables)).",
-        self.get_name(),
-      )
-
-  def _is_behind_scale(self, pairs: Iterable[gradients.GradAndVar]) -> Optional[bool]:
-    """Returns whether the program scales or unscales the gradients by itself: whether
-    they derive from the loss scale other than by `scale_loss`.
-
-        shared = the ops behind each read of the loss scale, as behind two new ones: the
-          variable's handle; or all constants of a fixed scale
-        search back from the gradients, no further than the reads of `scale_loss`
-        return whether an op of `shared` was found
-
-    `pairs` are `(gradient, variable)` pairs with converted gradients. Returns None if
-    that is not known: reads share nothing, as those of TensorFlow's FixedLossScale; a
-    constant is in a function that is called, which the search does not enter; or a
-    gradient is an argument of a function. Returns False in eager mode.
-    """
-    if tf.executing_eagerly():
-      return False
-    with tf.name_scope("is_behind_scale"):
-      shared = _ops_behind(self._scale()) & _ops_behind(self._scale())
-    constants = constants_of(self._loss_scale)
-    shared |= constants
-    if not shared:
-      return None
-    scales: List[tf.Tensor] = []
-    enclosing = graphs.enclosing_graphs()
-    for graph in enclosing:
-      scales += self._state_in(graph).scales
-    own = contexts.keys_of(scales)
-    values = gradients.values_of([grad for grad, _ in pairs])
-    found = contexts.search_back_by_key(values, contexts.tensor_inputs, own)
-    if any(tensor.op in shared for tensor in found.values()):
-      return True
-    if any(op.graph not in enclosing for op in constants):
-      return None
-    if any(contexts.is_argument(value) for value in values):
-      return None
-    return False
+    return step.prepare(grads_and_vars, settings, check, self)
 
   def get_name(self) -> str:
     """Returns the inner optimizer's name."""
@@ -554,11 +453,6 @@ class MixedPrecisionLossScaleOptimizer(_Native):
   _apply_dense = _apply_sparse = _resource_apply_dense = _resource_apply_sparse = (
     _never_called
   )
-
-
-def _ops_behind(tensor: tf.Tensor) -> Set[tf.Operation]:
-  """Returns the ops that a tensor derives from, and its own."""
-  return {found.op for found in contexts.search_back([tensor], contexts.tensor_inputs)}
 
 
 def _check_arguments(loss: gradients.Loss, gate_gradients: int) -> None:

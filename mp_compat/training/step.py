@@ -9,7 +9,6 @@ gradient accumulation and the Keras wrapper call these functions. Observers
 returns.
 """
 
-import dataclasses
 import functools
 from typing import (
   Any,
@@ -20,10 +19,8 @@ from typing import (
   NamedTuple,
   Optional,
   Sequence,
-  Set,
   Tuple,
   TypeVar,
-  Union,
   cast,
 )
 
@@ -40,14 +37,14 @@ from mp_compat.core import loss_scale
 from mp_compat.core.lineage import Lineage
 from mp_compat.graph import contexts
 from mp_compat.graph import dead_tensors
-from mp_compat.graph import graphs
 from mp_compat.graph import op_names
-from mp_compat.graph import records
+from mp_compat.training import advice
+from mp_compat.training import recorded
+from mp_compat.training.recorded import ShouldApply
 
 # Reduces over processes: maps a bool tensor to one of the same shape, True where it is
 # True in all processes.
 FiniteReducer = Callable[[tf.Tensor], tf.Tensor]
-ShouldApply = Union[bool, tf.Tensor]
 _Update = Tuple[Optional[tf.Operation], ShouldApply]  # what `LossScale.update` returns
 
 _Builder = TypeVar("_Builder", bound=Callable[..., Optional[tf.Operation]])
@@ -125,76 +122,29 @@ class Decision(NamedTuple):
   update_op: Optional[tf.Operation]
 
 
-class Step(NamedTuple):
-  """The record of a step: what `apply_gradients` built for one optimizer.
-
-  Attributes:
-    train_op: The op that applies or skips the step; None in eager mode.
-    gradients: The gradients that were passed in, of each local replica, and their
-      variables' names; empty in eager mode.
-    lineages: What the gradients of each local replica derive from; empty in eager mode.
-    finite: A scalar bool tensor, True if all gradients are finite; None without a
-      check.
-    applied: A bool, or a scalar bool tensor: whether the step is applied. The gradients
-      are finite, and the loss scale's `should_apply` is True.
-  """
-
-  train_op: tf.Operation
-  gradients: List[Tuple[gradients.Gradient, str]]
-  lineages: Tuple[Lineage, ...]
-  finite: Optional[tf.Tensor]
-  applied: ShouldApply
-
-
-@dataclasses.dataclass
-class OptimizerState:
-  """What a MixedPrecisionLossScaleOptimizer keeps in a graph.
-
-  Attributes:
-    scales: The loss scales that `scale_loss` read in this graph, in order; float32
-      scalars.
-    has_scaled: Whether `scale_loss` was called in this graph, or in a function inside
-      of it.
-    has_unscaled: Whether gradients were unscaled in this graph, or in a function inside
-      of it.
-    steps: The steps in this graph and in functions inside of it; in eager mode only the
-      last one.
-  """
-
-  scales: List[tf.Tensor] = dataclasses.field(default_factory=list)
-  has_scaled: bool = False
-  has_unscaled: bool = False
-  steps: List[Step] = dataclasses.field(default_factory=list)
-
-
 def prepare(
   grads_and_vars: Iterable[Tuple[object, tf.Variable]],
   settings: Settings,
   check: bool = True,
-  empties_window: bool = False,
+  optimizer: Optional[tf.train.Optimizer] = None,
 ) -> Part:
   """Converts the gradients of one replica, traces what they derive from and checks
   whether all values are finite.
-
-  Raises a ValueError for means of a GradientAccumulator, unless the caller is one,
-  which `empties_window`.
   """
   pairs = gradients.convert_pairs(grads_and_vars)
   grads, variables = zip(*pairs)
   traced = lineage.trace(grads, settings.check_computed_gradients, variables)
-  if not empties_window:
-    _check_not_of_window(traced)
   finite = None
   if check:
     passed = dead_tensors.zeros_if_dead(gradients.values_of(grads))
     computed = dead_tensors.zeros_if_dead(traced.hidden_values)
     finite = finite_check.all_finite(passed, computed, traced.sums_of_squares)
-  return Part(pairs, finite, traced, op_names.name_scope())
+  return Part(pairs, finite, traced, op_names.name_scope(), optimizer)
 
 
-def _check_not_of_window(traced: Lineage) -> None:
+def check_not_of_window(part: Part) -> None:
   """Raises a ValueError if gradients are means of a GradientAccumulator."""
-  if any(computed.is_window_mean for computed in traced.computed):
+  if part.lineage.has_window_means:
     raise ValueError(
       "Expected gradients of one step, but got means of a GradientAccumulator, whose "
       "window this would never empty. Pass them to apply_gradients() of the "
@@ -260,8 +210,8 @@ def _may_be_hidden(parts: Iterable[Part], lineages: Iterable[Lineage]) -> bool:
   """Returns whether a step may not be finite although all gradients of its parts are:
   because of computed gradients, or of a part that is only checked.
   """
-  has_replaced = any(one.replaced for one in lineages)
-  return has_replaced or not all(part.grads_and_vars for part in parts)
+  has_hidden = any(one.hidden for one in lineages)
+  return has_hidden or not all(part.grads_and_vars for part in parts)
 
 
 def _horovod_reducer(lineages: Iterable[Lineage]) -> Optional[FiniteReducer]:
@@ -386,8 +336,8 @@ def apply(
   optimizer = optimizers_of_replicas[0]
   inner_optimizer = optimizer.inner_optimizer
   step = _unfinished_step(part, decision, index)
-  decided = _decided_in(graphs.default_graph())
-  readable = _readable_in(step, decided)
+  # Steps of an optimizer inside of the inner one are later ones.
+  earlier = recorded.earlier_steps()
   # "train/" is the scope of the train op.
   given = dict(global_step=global_step, name=name and name.rstrip("/"), **kwargs)
   args, keywords = optimizers.arguments_for(
@@ -398,30 +348,29 @@ def apply(
   with loss_scale.recording_created(optimizer.loss_scale):
     applied = conditional_apply.apply_in_each_replica(
       step.applied,
-      functools.partial(_apply_inner, optimizer, inner_optimizer, readable),
+      functools.partial(_apply_inner, inner_optimizer, step, earlier),
       part_grads,
       [variables] + args,
       keywords,
       part.scope,
       reserved,
     )
-  if tf.executing_eagerly():
-    _record(optimizers_of_replicas, step)
-    return None
-  _record_decision(step, readable.own, decided)
   accumulators_set = set_accumulator_steps(step.lineages, global_step, applied)
   train_op = distribute.group(
     applied, decision.update_op, accumulators_set, name=reserved.scope
   )
-  _record(optimizers_of_replicas, step._replace(train_op=train_op))
+  step = step._replace(train_op=train_op)
+  recorded.add(optimizers_of_replicas, step)
+  advice.on_step(optimizer, step)
   return train_op
 
 
-def _unfinished_step(part: Part, decision: Decision, index: int) -> Step:
+def _unfinished_step(part: Part, decision: Decision, index: int) -> recorded.Step:
   """Returns the record of a step, without its train op; in eager mode without gradients
   and what they derive from.
   """
-  step = Step(None, [], (), decision.finite[index], decision.apply[index])
+  finite, apply = decision.finite[index], decision.apply[index]
+  step = recorded.Step(None, [], (), finite, apply, set())
   if tf.executing_eagerly():
     return step
   local: List[Tuple[gradients.Gradient, str]] = []
@@ -433,78 +382,10 @@ def _unfinished_step(part: Part, decision: Decision, index: int) -> Step:
   return step._replace(gradients=local, lineages=lineages)
 
 
-@dataclasses.dataclass
-class _Decided:
-  """The record of a graph: what its steps decided.
-
-  Attributes:
-    gradients: The keys of gradients that were applied, and of the computed ones that
-      they derive from, each with the decision to apply them.
-    results: The keys of tensors that tell whether a step is finite, or applied.
-  """
-
-  gradients: Dict[contexts.TensorKey, ShouldApply] = dataclasses.field(
-    default_factory=dict
-  )
-  results: Set[contexts.TensorKey] = dataclasses.field(default_factory=set)
-
-
-class _Readable(NamedTuple):
-  """Which gradients an inner optimizer may read, besides those that are passed to it.
-
-  Attributes:
-    own: The keys of the gradients of this step, and of the computed ones that they
-      derive from.
-    scaled: The keys of those computed ones as gradients of the scaled loss.
-    earlier: What the steps before this one decided.
-    should_apply: What this step decided: a bool, or a scalar bool tensor.
-  """
-
-  own: Set[contexts.TensorKey]
-  scaled: Set[contexts.TensorKey]
-  earlier: _Decided
-  should_apply: ShouldApply
-
-
-def _readable_in(step: Step, decided: _Decided) -> _Readable:
-  """Returns what the inner optimizer may read in a step; in eager mode, nothing is
-  known.
-  """
-  if tf.executing_eagerly():
-    return _Readable(set(), set(), _Decided(), step.applied)
-  own = gradients.values_of([grad for grad, _ in step.gradients])
-  scaled: List[tf.Tensor] = []
-  for one in step.lineages:
-    for computed in one.computed:
-      own.append(computed.values)
-      if computed.scaled is not None:
-        scaled.append(computed.scaled)
-  # Steps of an optimizer inside of the inner one add to the record.
-  earlier = _Decided(dict(decided.gradients), set(decided.results))
-  own_keys, scaled_keys = contexts.keys_of(own), contexts.keys_of(scaled)
-  return _Readable(own_keys, scaled_keys, earlier, step.applied)
-
-
-def _record_decision(
-  step: Step, own: Iterable[contexts.TensorKey], decided: _Decided
-) -> None:
-  """Records in `decided` what a step decided on its `own` gradients, by their keys."""
-  decided.gradients.update(dict.fromkeys(own, step.applied))
-  results = [each for each in (step.finite, step.applied) if tf.is_tensor(each)]
-  decided.results.update(contexts.keys_of(results))
-
-
-def _decided_in(graph: Optional[tf.Graph]) -> _Decided:
-  """Returns the record of a graph; an empty one in eager mode (None)."""
-  if graph is None:
-    return _Decided()
-  return records.record_in(graph, "decided", _Decided)
-
-
 def _apply_inner(
-  optimizer: tf.train.Optimizer,
   inner_optimizer: tf.train.Optimizer,
-  readable: _Readable,
+  step: recorded.Step,
+  earlier: List[recorded.Step],
   grads: Iterable[gradients.Gradient],
   variables: Iterable[tf.Variable],
   *args: object,
@@ -513,18 +394,17 @@ def _apply_inner(
   """Calls `inner_optimizer.apply_gradients` in one replica, and checks which gradients
   its ops read; in eager mode, only calls it.
 
-      for each tensor that the ops built by the call derive from, no further back than
-          the gradients of this step and the results of earlier steps:
-        if it is a gradient of an earlier step with another decision: raise an error
-        if it is a gradient of the scaled loss of this step: log a warning
+      step.reads = the tensors that the ops built by the call derive from, no further
+        back than the gradients of this step and the results of earlier steps
+      if one is a gradient of an earlier step with another decision: raise an error
 
   An op that reads the result of an earlier step (`step_applied`, `gradients_finite`)
   does not count as one that reads the gradients of that step.
 
   Args:
-    optimizer: the wrapper, for which the warning is logged.
     inner_optimizer: the inner optimizer of the first replica's wrapper.
-    readable: which gradients the inner optimizer may read.
+    step: the record of this step, to which `reads` are added.
+    earlier: the steps before this one.
     grads: the gradients of this replica, which are not computed in a skipped step.
     variables: their variables.
     *args: further arguments of `inner_optimizer.apply_gradients`, by position.
@@ -554,9 +434,9 @@ def _apply_inner(
   read: List[tf.Tensor] = []
   for op in graph.get_operations()[built_before:]:
     read += op.inputs
-  known = readable.own | readable.earlier.results
-  used = contexts.search_back_by_key(read, contexts.data_inputs, known)
-  if _reads_other_steps(used, readable):
+  known = step.own().union(*[other.results() for other in earlier])
+  step.reads.update(contexts.search_back_by_key(read, contexts.data_inputs, known))
+  if _reads_other_steps(step, earlier):
     raise ValueError(
       "apply_gradients() of {0} reads gradients of an earlier apply_gradients(). It "
       "would use them unchecked: if they overflowed, that step was skipped, but this "
@@ -566,29 +446,21 @@ def _apply_inner(
       "rate from them, call apply_gradients_together(): both steps are applied, or "
       "none.".format(inner_name)
     )
-  if not readable.scaled.isdisjoint(used):
-    records.warn_once(
-      optimizer,
-      "apply_gradients() of %s reads gradients that its compute_gradients() computed, "
-      "instead of those passed to it. They are multiplied by the loss scale. Use the "
-      "gradients that are passed.",
-      inner_name,
-    )
   return applied
 
 
-def _reads_other_steps(used: Iterable[contexts.TensorKey], readable: _Readable) -> bool:
-  """Returns whether one of the tensors that are `used`, by key, is a gradient of an
-  earlier step that may be applied when this one is not, or the reverse.
+def _reads_other_steps(step: recorded.Step, earlier: Iterable[recorded.Step]) -> bool:
+  """Returns whether ops of the inner optimizer read a gradient of an earlier step that
+  may be applied when this one is not, or the reverse.
 
   Steps of `apply_gradients_together(skip="all")` have the same decision: the same
   tensor.
   """
-  earlier = readable.earlier.gradients
-  for key in used:
-    if key in readable.own or key not in earlier:
-      continue
-    if earlier[key] is not readable.should_apply:
+  decisions: Dict[contexts.TensorKey, ShouldApply] = {}
+  for other in earlier:
+    decisions.update(dict.fromkeys(other.own(), other.applied))
+  for key in step.reads.difference(step.own()):
+    if key in decisions and decisions[key] is not step.applied:
       return True
   return False
 
@@ -662,33 +534,6 @@ def apply_first(
     optimizer.loss_scale, parts, optimizer._mp_compat_settings, skip="each"
   )
   return apply(parts[0], decision, 0, global_step, name, **kwargs)
-
-
-def _record(optimizers_of_replicas: Iterable[tf.train.Optimizer], step: Step) -> None:
-  """Records a step of each optimizer, in the current graph and in the graph that a
-  Session runs; in eager mode, in place of the step before.
-
-  A step that is built in a function is thus in two records: ops in the function can
-  read its tensors, and observers of the Session find it. A function that eager code
-  calls has no such Session.
-  """
-  current, outermost = graphs.default_graph(), graphs.init_scope_graph()
-  recording = {current, outermost}
-  if outermost is None:  # a function that eager code calls
-    recording = {current}
-  for graph in recording:
-    for optimizer in optimizers_of_replicas:
-      steps = records.state_of(optimizer, graph, OptimizerState).steps
-      if step.train_op is None:
-        steps.clear()
-      steps.append(step)
-
-
-def recorded(optimizer: tf.train.Optimizer) -> List[Step]:
-  """Returns the steps of the optimizer in the current graph and in functions inside of
-  it, the newest last.
-  """
-  return list(records.state_of(optimizer, graphs.default_graph(), OptimizerState).steps)
 
 
 def last_tensor(tensors: Sequence[Optional[ShouldApply]], what: str) -> tf.Tensor:

@@ -325,7 +325,7 @@ def test_only_copies_are_checked_once(name):
   lineage.record([computed], ["v"])
   found = lineage.trace([EVERY[name](computed, *others)])
   assert [each.name for each in found.computed] == ["v"]
-  assert [each.name for each in found.replaced] == ([] if name in COPIES else ["v"])
+  assert [each.name for each in found.hidden] == ([] if name in COPIES else ["v"])
 
 
 @pytest.mark.usefixtures("graph")
@@ -334,7 +334,7 @@ def test_casts_that_lose_overflows_are_no_copies():
   lineage.record([computed], ["v"])
   as_integers = tf.cast(computed, tf.int32)
   assert (
-    lineage.trace([as_integers]).replaced
-    and lineage.trace([tf.cast(as_integers, tf.float32)]).replaced
+    lineage.trace([as_integers]).hidden
+    and lineage.trace([tf.cast(as_integers, tf.float32)]).hidden
   )
-  assert lineage.trace([tf.math.real(tf.complex(tf.ones(SHAPE), computed))]).replaced
+  assert lineage.trace([tf.math.real(tf.complex(tf.ones(SHAPE), computed))]).hidden

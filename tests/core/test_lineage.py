@@ -15,7 +15,7 @@ def replaced(grads):
   """Returns the computed gradients that the finite check must read besides `grads`, by
   name.
   """
-  return {computed.name: computed.values for computed in lineage.trace(grads).replaced}
+  return {computed.name: computed.values for computed in lineage.trace(grads).hidden}
 
 
 # Functions whose result may be finite though the computed gradient is not.
