@@ -568,7 +568,7 @@ MUTANTS = [
   ("training/gradient_accumulation", 'if self._skip == "window":', "if False:"),
   (
     "training/gradient_accumulation",
-    "tf.equal(window.overflowed.read_value(), 0)",
+    "tf.equal(window.overflow_count.read_value(), 0)",
     "tf.constant(True)",
   ),
   (

@@ -72,7 +72,7 @@ def apply_in_each_replica(
     gate, of gradients that are not computed in a skipped step.
     """
     if has_gate:
-      own_grads = _passed_unless(should_skip, own_grads, original_names)
+      own_grads = _pass_unless(should_skip, own_grads, original_names)
     with _scope(own_scope):
       return apply(own_grads, *own_args, **own_kwargs)
 
@@ -104,7 +104,7 @@ def _grouped(applied: distribute.PerReplica, scope: str) -> Optional[tf.Operatio
     return distribute.group(applied)
 
 
-def _passed_unless(
+def _pass_unless(
   should_skip: tf.Tensor,
   grads: Sequence[gradients.Gradient],
   original_names: Dict[str, str],

@@ -102,11 +102,11 @@ def call_in_cross_replica_context(
   if tf.distribute.in_cross_replica_context():
     return function(*args, **kwargs)
 
-  def without_strategy(_: object, *values: object, **named: object) -> _Result:
+  def without_first(_: object, *values: object, **named: object) -> _Result:
     return function(*values, **named)
 
   context = tf.distribute.get_replica_context()
-  return context.merge_call(without_strategy, args=args, kwargs=kwargs)
+  return context.merge_call(without_first, args=args, kwargs=kwargs)
 
 
 def call_for_each_replica(

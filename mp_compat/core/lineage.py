@@ -35,8 +35,8 @@ _COPIES = frozenset(["Cast", "Identity", "Placeholder", "PlaceholderWithDefault"
 
 
 class Computed(NamedTuple):
-  """The record of a gradient that `compute_gradients` or `GradientAccumulator.mean`
-  returned.
+  """The record of a gradient that `compute_gradients`, `unscale_gradients`,
+  `GradientAccumulator.mean` or `cut` returned.
 
   Attributes:
     name: The name of its variable.

@@ -71,9 +71,9 @@ def gate(
   """
   graph = tf.get_default_graph()
   with tf.name_scope(scope):
-    # With `predicate` as the data, graph optimizers replace the pivot by a constant.
-    # TensorFlow up to 2.4 takes it for the first value of a loop that waits for it, and
-    # the process aborts.
+    # With `predicate` as the data, graph optimizers replace the pivot by a constant,
+    # and TensorFlow up to 2.4 takes that constant for the first value of a loop that
+    # waits for it: the process aborts.
     skipped, applied = control_flow.pivots(predicate, tf.logical_not(predicate))
     if skip is not None:
       with tf.control_dependencies([skipped]):

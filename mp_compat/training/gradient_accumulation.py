@@ -35,8 +35,8 @@ class Window:
       `add`.
     dtypes: The dtypes of their gradients; None for None.
     sums: The local variables with the sums of their gradients; None for None.
-    finite: Counts the micro-batches that were added, an int64 scalar.
-    overflowed: Counts those that were not finite, an int64 scalar.
+    finite_count: Counts the micro-batches that were finite, an int64 scalar.
+    overflow_count: Counts those that were not, an int64 scalar.
     means: All gradients that `mean` returned, which are read before the window is
       cleared.
     adding_graphs: The graphs that called `add`: this one, or functions inside of it.
@@ -45,8 +45,8 @@ class Window:
   var_list: List[tf.Variable] = dataclasses.field(default_factory=list)
   dtypes: List[Optional[tf.DType]] = dataclasses.field(default_factory=list)
   sums: List[Optional[tf.Variable]] = dataclasses.field(default_factory=list)
-  finite: tf.Variable = None
-  overflowed: tf.Variable = None
+  finite_count: tf.Variable = None
+  overflow_count: tf.Variable = None
   means: List[tf.Tensor] = dataclasses.field(default_factory=list)
   adding_graphs: "weakref.WeakSet[tf.Graph]" = dataclasses.field(
     default_factory=weakref.WeakSet
@@ -147,18 +147,18 @@ class GradientAccumulator:
     window = self._window(part.grads_and_vars)
 
     def add() -> tf.Operation:
-      additions = [window.finite.assign_add(1, read_value=False)]
+      additions = [window.finite_count.assign_add(1, read_value=False)]
       for total, (grad, _) in zip(window.sums, part.grads_and_vars):
         if total is not None:
           additions.append(_add_to(total, grad))
       return tf.group(*additions)
 
     def count_overflow() -> tf.Operation:
-      return tf.group(window.overflowed.assign_add(1, read_value=False))
+      return tf.group(window.overflow_count.assign_add(1, read_value=False))
 
     initialized = tf.debugging.Assert(
       # not tf.is_variable_initialized, which fails in functions of TensorFlow 2.0
-      window.finite.is_initialized(),
+      window.finite_count.is_initialized(),
       [
         "The variables of this GradientAccumulator are not initialized. Run "
         "tf.local_variables_initializer()."
@@ -184,7 +184,10 @@ class GradientAccumulator:
       tf.errors.InvalidArgumentError: If the window is empty, in `session.run`.
     """
     window = self._added()
-    finite, overflowed = window.finite.read_value(), window.overflowed.read_value()
+    finite, overflowed = (
+      window.finite_count.read_value(),
+      window.overflow_count.read_value(),
+    )
     added = tf.debugging.Assert(
       finite + overflowed > 0,
       [
@@ -227,8 +230,8 @@ class GradientAccumulator:
     window = self._added()
     micro_batches_finite = None
     if self._skip == "micro_batch":
-      micro_batches_finite = tf.equal(window.overflowed.read_value(), 0)
-    parts = [self._optimizer._prepare_window(grads_and_vars)]
+      micro_batches_finite = tf.equal(window.overflow_count.read_value(), 0)
+    parts = [self._optimizer._prepare_part(grads_and_vars)]
     if micro_batches_finite is not None:
       # No gradients: it is only checked, so that an overflow lowers the loss scale.
       checked = step.Part((), micro_batches_finite, lineage.Lineage(), parts[0].scope)
@@ -241,7 +244,7 @@ class GradientAccumulator:
     # one op: each assignment would wait for each mean
     with tf.control_dependencies([tf.group(applied, *read)]):
       cleared: List[tf.Operation] = []
-      for total in [window.finite, window.overflowed] + window.sums:
+      for total in [window.finite_count, window.overflow_count] + window.sums:
         if total is not None:
           cleared.append(total.assign(tf.zeros_like(total), read_value=False))
     return tf.group(applied, *cleared)
@@ -262,8 +265,10 @@ class GradientAccumulator:
           devices.append(_device_of_sum(grad, own_device))
           total = _sum_for(grad, variable, devices[-1])
         window.sums.append(total)
-      window.finite = _local([], tf.int64, "finite_micro_batches", devices[0])
-      window.overflowed = _local([], tf.int64, "overflowed_micro_batches", devices[0])
+      window.finite_count = _local([], tf.int64, "finite_micro_batches", devices[0])
+      window.overflow_count = _local(
+        [], tf.int64, "overflowed_micro_batches", devices[0]
+      )
       window.var_list, window.dtypes = var_list, dtypes
     if graph in window.adding_graphs:
       raise ValueError(

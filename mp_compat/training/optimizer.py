@@ -392,20 +392,18 @@ class MixedPrecisionLossScaleOptimizer(_Native):
           global_step, global_step
         )
       )
-    part = self._prepare_part(grads_and_vars)
+    part = self._prepare_step(grads_and_vars)
     return distribute.merge_call(step.apply_first, [part], global_step, name, **kwargs)
 
-  def _prepare_part(self, grads_and_vars: Iterable[gradients.GradAndVar]) -> step.Part:
+  def _prepare_step(self, grads_and_vars: Iterable[gradients.GradAndVar]) -> step.Part:
     """Returns the part of a step in this replica; raises a ValueError for means of a
     GradientAccumulator.
     """
-    part = self._prepare_window(grads_and_vars)
+    part = self._prepare_part(grads_and_vars)
     step.check_not_of_window(part)
     return part
 
-  def _prepare_window(
-    self, grads_and_vars: Iterable[gradients.GradAndVar]
-  ) -> step.Part:
+  def _prepare_part(self, grads_and_vars: Iterable[gradients.GradAndVar]) -> step.Part:
     """Returns the part of a step in this replica, whose gradients may be means of a
     GradientAccumulator.
     """

@@ -24,12 +24,10 @@ class Step(NamedTuple):
     gradients: The gradients that were passed in, of each local replica, and their
       variables' names; empty in eager mode.
     lineages: What the gradients of each local replica derive from; empty in eager mode.
-    finite: A scalar bool tensor, True if all gradients are finite; None without a
-      check.
-    applied: A bool, or a scalar bool tensor: whether the step is applied. The gradients
-      are finite, and the loss scale's `should_apply` is True.
+    finite: Whether all gradients are finite: see `Decision`.
+    applied: Whether the step is applied: see `decide`.
     reads: The keys of tensors that ops of the inner optimizer derive from, no further
-      back than `own`; empty in eager mode.
+      back than `own` and the `results` of earlier steps; empty in eager mode.
   """
 
   train_op: tf.Operation

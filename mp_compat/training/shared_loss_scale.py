@@ -92,7 +92,7 @@ def apply_gradients_together(
     return distribute.group(*applied, counted, accumulators_set, name=name)
 
   return distribute.merge_call(
-    apply_all, [opt._prepare_part(pairs) for opt, pairs in steps], global_step
+    apply_all, [opt._prepare_step(pairs) for opt, pairs in steps], global_step
   )
 
 

@@ -85,8 +85,8 @@ class Settings(NamedTuple):
 
 
 class Part(NamedTuple):
-  """What one optimizer applies in one step, in one replica. `merge_call` makes each
-  field a per-replica value.
+  """What one optimizer applies in one step, in one replica. After `merge_call`, what
+  differs between replicas is a per-replica value in each field.
 
   Attributes:
     grads_and_vars: The (gradient, variable) pairs, with converted gradients; empty for
@@ -184,7 +184,7 @@ def decide(
     grads += [grad for grad, _ in part.grads_and_vars]
     lineages += distribute.local_results(part.lineage)
   check_computed = settings.check_computed_gradients
-  if parts[0].finite is None:
+  if parts[0].finite is None:  # the update of the scale needs no check
     update_op, should_apply = _update(scale, grads, None, False, check_computed)
     finite_of_scale = should_apply if tf.is_tensor(should_apply) else None
     count = len(parts)
@@ -194,16 +194,16 @@ def decide(
   all_finite = finite[0]
   if len(finite) > 1:
     all_finite = tf.reduce_all(tf.stack(finite))
-  is_hidden = reducer is not None or _may_be_hidden(parts, lineages)
+  may_be_hidden = reducer is not None or _may_be_hidden(parts, lineages)
 
   def update() -> _Update:
-    return _update(scale, grads, all_finite, is_hidden, check_computed)
+    return _update(scale, grads, all_finite, may_be_hidden, check_computed)
 
   if settings.use_locking:
     update_op, should_apply = _in_mutex(update, all_finite)
   else:
     update_op, should_apply = update()
-  return Decision(finite, _applied(skip, finite, all_finite, should_apply), update_op)
+  return Decision(finite, _decisions(skip, finite, all_finite, should_apply), update_op)
 
 
 def _may_be_hidden(parts: Iterable[Part], lineages: Iterable[Lineage]) -> bool:
@@ -223,11 +223,12 @@ def _horovod_reducer(lineages: Iterable[Lineage]) -> Optional[FiniteReducer]:
   return None
 
 
-def _applied(
+def _decisions(
   skip: str, finite: List[tf.Tensor], all_finite: tf.Tensor, should_apply: ShouldApply
 ) -> List[ShouldApply]:
   """Returns for each part whether it is applied: see `decide`."""
   if skip == "all" or len(finite) == 1:
+    # the same tensor for all: `_reads_other_steps` compares it by identity
     return [_and(should_apply, all_finite)] * len(finite)
   # No part is applied before the gradients of all parts are computed.
   with tf.control_dependencies([all_finite]):
@@ -250,17 +251,18 @@ def _update(
   scale: loss_scale.AnyLossScale,
   grads: List[gradients.Gradient],
   all_finite: Optional[tf.Tensor],
-  is_hidden: bool,
+  may_be_hidden: bool,
   check_computed: bool,
 ) -> _Update:
   """Returns `(update_op, should_apply)` as `LossScale.update` does; True if the scale
   is updated by `all_finite` only.
 
-  `is_hidden`: whether the step may not be finite although all of `grads` are.
+  `may_be_hidden`: whether the step may not be finite although all of `grads` are: in
+  this process, or in another one.
   """
   if loss_scale.is_updated_by_check(scale):
     return scale._update_scale(all_finite), True
-  if is_hidden:
+  if may_be_hidden:
     grads = distribute.call_for_each_replica(
       gradients.add_nan_unless, all_finite, grads
     )
