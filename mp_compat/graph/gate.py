@@ -48,11 +48,10 @@ def gate(
   """Returns a tensor that runs what `build()` builds if `predicate`, else `skip()`; in
   a plain graph only.
 
-      for op in what the results of build() need, inputs first:
-        if op reads what pass_unless or an op that waits computes:
-          it waits: its input is not computed if `predicate` is False
-        elif op changes state, or begins a loop:
-          it waits: it gets a control input that is not computed either
+      for op in what the results of build() need:
+        if op changes state, or begins a loop:
+          it gets a control input that is not computed if `predicate` is False
+        what reads what pass_unless computes is not computed either
 
   Nothing of this package is around `build`: its ops, variables and tensors have the
   names, devices and contexts of a direct call. Ops that do not wait run in any case, so
@@ -174,14 +173,15 @@ def _add_edges(
 
   An op whose control input is not computed does not run, and neither does what reads
   it. Exceptions are Merge, which needs one of its inputs only, and the body of a loop,
-  whose ops wait for nothing outside: all inputs of the loop do. Other control inputs
-  than `applied` do not count: a Switch runs in any case, and graph optimizers remove
-  edges.
+  whose ops wait for nothing outside: all inputs of the loop do.
+
+  No edge of the program replaces one to `applied`: graph optimizers turn data that does
+  not matter into control, and remove control edges.
 
       for op in the ops that `ends` need, inputs first:
-        if pass_unless made op, or op reads a tensor that is not computed:
+        if op changes state, or begins a loop: it gets the control input, so it waits
+        elif pass_unless made op, or op reads a tensor that is not computed:
           it waits; if it calls a function, it gets the control input, too
-        elif op changes state, or begins a loop: it gets the control input, so it waits
       record the ops that may be skipped, with `predicate`
       let the ops of `new` that `ends` do not need read the gradients as they are
 
@@ -210,7 +210,7 @@ def _add_edges(
     waits = op in gated.passed or _waits_for_data(op, waiting)
     # A call runs ops of its functions that do not read what is not computed, but none
     # if a control input is not.
-    needs_edge = op.type in calls if waits else op in must_wait
+    needs_edge = op in must_wait or (waits and op.type in calls)
     # An op in another loop cannot wait for `applied`.
     if needs_edge and contexts.loop_around_inputs(op) is frame:
       graph_internals.add_control_input(op, applied)

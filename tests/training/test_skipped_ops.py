@@ -174,6 +174,60 @@ def test_ops_behind_a_trigger_wait():
   assert skipped[0] == 0.0 and applied[0] == 1.0
 
 
+def only_of_the_gradient(grad):
+  """Returns 1.0 from the size of a gradient, which Grappler makes a constant."""
+  return 0.5 * tf.cast(tf.raw_ops.Size(input=grad), tf.float32)
+
+
+@pytest.mark.parametrize("level", ["ON", "AGGRESSIVE"])
+def test_data_that_graph_optimizers_fold_waits(level):
+  count, config = counter(), testing.config()
+  rewrites = config.graph_options.rewrite_options
+  rewrites.constant_folding = rewrites.dependency_optimization = getattr(
+    type(rewrites), level
+  )
+  rewrites.min_graph_nodes = -1
+
+  def build(grad):
+    changed = 2.0 * grad
+    with tf.control_dependencies([changed]):
+      trigger = tf.raw_ops.ControlTrigger()
+    with tf.control_dependencies([trigger]):
+      amount = only_of_the_gradient(changed)
+    return count.assign_add(amount)
+
+  training = testing.Training()
+  train_op = Optimizer(Counting(build), "dynamic").minimize(training.loss)
+  with tf.Session(config=config) as sess:
+    sess.run(tf.global_variables_initializer())
+    for x, expected in ((FINITE, 1.0), (OVERFLOW, 1.0), (FINITE, 2.0)):
+      sess.run(train_op, {training.x: x})
+      assert sess.run(count) == expected
+
+
+def test_gradient_of_a_gather_in_the_step_is_skipped():
+  """TensorFlow's gradient of a Switch reads its other output, which a skipped step
+  computes.
+  """
+  w = tf.get_variable("w", initializer=tf.ones([2]), use_resource=True)
+  x, rows = tf.placeholder(tf.float32, [2]), tf.placeholder(tf.int32, [None])
+  total = tf.Variable(tf.zeros([2]), trainable=False, use_resource=True)
+
+  class Hessian(tf.train.GradientDescentOptimizer):
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+      ((grad, variable),) = grads_and_vars = list(grads_and_vars)
+      second = tf.convert_to_tensor(tf.gradients(grad.values, [variable])[0])
+      with tf.control_dependencies([total.assign_add(second)]):
+        return super().apply_gradients(grads_and_vars, *args, **kwargs)
+
+  loss = tf.reduce_sum(tf.gather(w, rows) ** 3 * x)
+  train_op = Optimizer(Hessian(0.0), 8.0).minimize(loss, var_list=[w])
+  with testing.initialized_session() as sess:
+    for value, expected in (([1, 2], [6, 12]), ([np.inf, 1], [6, 12])):
+      sess.run(train_op, {x: value, rows: [0, 1]})
+      assert sess.run(total).tolist() == expected
+
+
 def wait_and_add(count, awaited, amount=lambda: 1.0):
   with tf.control_dependencies([awaited]):
     return tf.assign_add(count, amount())
@@ -465,6 +519,23 @@ def test_feeding_a_tensor_of_the_step_applies_no_overflow():
     np.testing.assert_array_equal(sess.run(training.w), [0.0, 0.0])
     sess.run(train_op, {training.x: FINITE, inner.rate: 0.5})
     np.testing.assert_array_equal(sess.run(training.w), -0.5 * FINITE)
+
+
+@pytest.mark.parametrize("derive", [lambda grad: grad, lambda grad: 2.0 * grad])
+def test_feeding_what_derives_from_a_gradient_changes_no_state(derive):
+  count, fed = counter(), []
+
+  def build(grad):
+    fed.append(derive(grad))
+    return count.assign_add(tf.reduce_max(fed[0]))
+
+  training = testing.Training()
+  train_op = Optimizer(Counting(build), "dynamic").minimize(training.loss)
+  with testing.initialized_session() as sess:
+    for x, expected in ((OVERFLOW, 0.0), (FINITE, 5.0)):
+      sess.run(train_op, {training.x: x, fed[0]: [5.0] * len(FINITE)})
+      assert sess.run(count) == expected
+      assert np.all(sess.run(training.w) == 0.0) == (x is OVERFLOW)
 
 
 class Counter(tf.train.GradientDescentOptimizer):
