@@ -537,7 +537,7 @@ _ROWS = {
   "core/loss_scale": [
     ("is_updated_by_check", "name", "FiniteLossScale.update", "None"),
     ("FiniteLossScale.update.check", "operand", "trace", ""),
-    ("_local_constant", "test", "_get_control_flow_context", "True"),
+    ("_local_constant", "test", "context_of", "True"),
     ("constants_of", "test", "FixedLossScale", "False"),
     ("LossScale._make_weight", "name", "False", "True"),
     ("LossScale._weight", "operand", "name_scope", ""),
