@@ -101,6 +101,11 @@ TESTS = {
     "training/skipped_ops monitoring/reports training/threads training/optimizer "
     "equivalence/tensorflow_defects training/eager"
   ),
+  "training/advice": "training/scaled_gradients training/optimizer core/lineage",
+  "training/recorded": (
+    "monitoring/reports training/optimizer training/skipped_ops "
+    "equivalence/tensorflow_defects"
+  ),
   "training/gradient_accumulation": "training/gradient_accumulation",
   "training/shared_loss_scale": (
     "training/shared_loss_scale training/sync_replicas training/bad_input"
@@ -333,19 +338,19 @@ _ROWS = {
     ),
   ],
   "core/conditional_apply": [
-    ("_passed_unless", "name", "[passed_by_key[key] for key in keys]", "passed"),
+    ("_pass_unless", "name", "[passed_by_key[key] for key in keys]", "passed"),
     ("_reopened_scope", "name", "{reopened: merge_scope}", "{}"),
-    ("_passed_unless", "statement", "replaced[after.op.name] = before.op.name", "pass"),
     (
-      "_passed_unless",
-      "call",
-      "unscaled_names",
-      "[tensor.op.name for tensor in values]",
+      "_pass_unless",
+      "statement",
+      "original_names[after.op.name] = before.op.name",
+      "pass",
     ),
+    ("_pass_unless", "call", "unscaled_names", "[tensor.op.name for tensor in values]"),
     ("_scope", "test", "name_scope", "True"),
   ],
   "training/step": [
-    ("_apply_inner", "operand", "earlier", ""),
+    ("_apply_inner", "call", "union", "step.own()"),
     ("prepare", "name", "hidden_values", "[]"),
     (
       "decide",
@@ -357,7 +362,7 @@ _ROWS = {
     ("decide", "test", "use_locking", "False"),
     ("_and", "name", "logical_and", "tf.logical_or"),
     ("collected.build_and_collect", "statement", "get_collection_ref", "pass"),
-    ("_applied", "call", "logical_or", "True"),
+    ("_decisions", "call", "logical_or", "True"),
     ("_update", "name", "cut", "list"),
     (
       "_reduce_finite",
@@ -366,8 +371,7 @@ _ROWS = {
       "False",
     ),
     ("_reduce_finite", "statement", "stacked = reduced", "pass"),
-    ("_record", "name", "optimizers_of_replicas", "_[:1]"),
-    ("_applied", "call", "logical_or", "should_apply"),
+    ("_decisions", "call", "logical_or", "should_apply"),
     ("apply_first", "name", '"each"', '"all"'),
     ("_update", "statement", "readable", "pass"),
     ("Settings.of_shared_step", "name", "any", "all"),
@@ -486,14 +490,19 @@ _ROWS = {
     (
       "trace",
       "name",
-      "check_computed and is_readable and (key not in passed)",
-      "is_readable and key not in passed",
+      "check_computed and is_readable and key not in found.passed",
+      "is_readable and key not in found.passed",
     ),
     ("_squared_in", "test", "control_inputs", "False"),
     ("_squared_in", "operand", '"Const"', ""),
     ("_squared_in", "operand", "is_square", ""),
-    ("_may_be_gradients", "operand", "is_factor", "False"),
-    ("_may_be_gradients", "name", "has_computed and argument.shape.rank == 0", "False"),
+    ("Lineage.has_gradients_as_arguments", "operand", "is_factor", "False"),
+    (
+      "Lineage.has_gradients_as_arguments",
+      "name",
+      "bool(self.computed) and argument.shape.rank == 0",
+      "False",
+    ),
     ("_nearest", "statement", "reversed", "pass"),
   ],
   "graph/contexts": [
@@ -689,34 +698,9 @@ _ROWS = {
     (
       "MixedPrecisionLossScaleOptimizer._recorded_scale",
       "name",
-      "self._state_in(graph).scales",
+      "recorded.state_of(self, graph).scales",
       "[]",
     ),
-    (
-      "MixedPrecisionLossScaleOptimizer._warn_unless_unscaled",
-      "test",
-      "has_unscaled",
-      "False",
-    ),
-    (
-      "MixedPrecisionLossScaleOptimizer._warn_unless_unscaled",
-      "test",
-      "is_behind_scale is not None",
-      "True",
-    ),
-    (
-      "MixedPrecisionLossScaleOptimizer._is_behind_scale",
-      "name",
-      "_ops_behind(self._scale()) & _ops_behind(self._scale())",
-      "_ops_behind(self._scale())",
-    ),
-    (
-      "MixedPrecisionLossScaleOptimizer._is_behind_scale",
-      "statement",
-      "shared |= constants",
-      "pass",
-    ),
-    ("MixedPrecisionLossScaleOptimizer._is_behind_scale", "test", "constants", "False"),
     ("MixedPrecisionLossScaleOptimizer.scale_loss", "statement", "identity", "pass"),
     (
       "MixedPrecisionLossScaleOptimizer.compute_gradients",
@@ -797,6 +781,21 @@ _ROWS = {
       "(self.due == START) == change.is_initialization",
       "change.is_initialization",
     ),
+  ],
+  "training/recorded": [
+    ("add", "name", "optimizers_of_replicas", "_[:1]"),
+  ],
+  "training/advice": [
+    ("on_gradients", "test", "has_unscaled", "False"),
+    ("on_gradients", "test", "is_behind_scale is not None", "True"),
+    (
+      "_is_behind_scale",
+      "name",
+      "_ops_behind(optimizer._scale()) & _ops_behind(optimizer._scale())",
+      "_ops_behind(optimizer._scale())",
+    ),
+    ("_is_behind_scale", "statement", "shared |= constants", "pass"),
+    ("_is_behind_scale", "test", "constants", "False"),
   ],
 }
 MUTANTS = [Mutant(module, *row) for module, rows in _ROWS.items() for row in rows]
