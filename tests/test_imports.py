@@ -134,6 +134,61 @@ def test_only_one_package_asks_for_versions():
   ]
 
 
+# Private names that are not TensorFlow's.
+_OF_PYTHON = {"_asdict", "_exit", "_fields", "_replace"}
+
+
+def tree_of(module):
+  """Returns the syntax tree of a module."""
+  path = os.path.join(PACKAGE, module.replace(".", os.sep) + ".py")
+  with open(path, encoding="utf-8") as source:
+    return ast.parse(source.read())
+
+
+def names_defined_in(tree):
+  """Returns the names that a module defines, and the attributes that it sets."""
+  defined = set()
+  for node in ast.walk(tree):
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+      defined.add(node.name)
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+      defined.add(node.id)
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+      if isinstance(node.value, ast.Name) and node.value.id == "self":
+        defined.add(node.attr)
+  return defined
+
+
+def private_names_of_tensorflow(tree, own):
+  """Returns the private modules of TensorFlow that a module imports, and the private
+  attributes that it uses of objects, without `own`; a class may override and call those
+  of its base class.
+  """
+  found = set()
+  for node in ast.walk(tree):
+    if isinstance(node, ast.ImportFrom) and node.module.startswith("tensorflow."):
+      found |= {node.module + "." + name.name for name in node.names}
+    elif isinstance(node, ast.Attribute) and re.match("_(?!_|mp_compat_)", node.attr):
+      of_base = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+      if not of_base and node.attr not in own | _OF_PYTHON:
+        found.add(node.attr)
+  return found
+
+
+def test_each_private_name_of_tensorflow_is_used_in_one_module():
+  trees = {module: tree_of(module) for module in modules()}
+  own = set().union(*map(names_defined_in, trees.values()))
+  users = {}
+  for module, tree in trees.items():
+    for name in private_names_of_tensorflow(tree, own):
+      users.setdefault(name, []).append(module)
+  assert {"_get_control_flow_context", "_create_slots"} <= set(users)
+  assert not {name: found for name, found in users.items() if len(found) > 1}
+  # those of Keras 2 are in its class
+  elsewhere = [module for found in users.values() for module in found]
+  assert all(each.startswith(("_tensorflow", "keras.keras2")) for each in elsewhere)
+
+
 def test_public_names_have_docstrings():
   with pytest.raises(AttributeError, match="no attribute 'nothing'"):
     assert mp_compat.nothing

@@ -1,7 +1,8 @@
-"""tools/mutants.py fits the package: each mutant replaces a text that is there once,
-and its tests exist.
+"""tools/mutants.py fits the package: each mutant changes one place, and its tests
+exist.
 """
 
+import ast
 import os
 import runpy
 
@@ -13,14 +14,16 @@ SCRIPT = runpy.run_path(os.path.join(testing.ROOT, "tools", "mutants.py"))
 
 
 @pytest.mark.parametrize("module", sorted(SCRIPT["TESTS"]))
-def test_mutated_texts_occur_once(module):
-  with open(
-    os.path.join(testing.ROOT, "mp_compat", module + ".py"), encoding="utf-8"
-  ) as source:
-    text = source.read()
-  mutated = [old for name, old, _ in SCRIPT["MUTANTS"] if name == module]
-  assert mutated
-  assert not [old for old in mutated if len(SCRIPT["spans"](text, old)) != 1]
+def test_mutants_change_their_module(module):
+  with open(SCRIPT["source_file"](testing.ROOT, module), encoding="utf-8") as file:
+    source = file.read()
+  mutants = [mutant for mutant in SCRIPT["MUTANTS"] if mutant.module == module]
+  assert mutants
+  own = ast.dump(ast.parse(source))
+  for mutant in mutants:
+    mutated = mutant.mutate(source)
+    assert ast.dump(mutated) != own, mutant
+    compile(mutated, module, "exec")
 
 
 @pytest.mark.parametrize("module", sorted(SCRIPT["TESTS"]))
@@ -32,3 +35,32 @@ def test_test_files_of_mutants_exist(module):
   assert not [
     path for path in paths if not os.path.exists(os.path.join(testing.ROOT, path))
   ]
+
+
+SOURCE = "def f(a):\n  if a and b(c):\n    return d([a, 2])\n  return a + e"
+
+
+@pytest.mark.parametrize(
+  "unit, name, new, old_text, new_text",
+  [
+    ("call", "d", "_[:1]", "d([a, 2])", "d([a, 2])[:1]"),
+    ("name", "+", "-", "a + e", "a - e"),
+    ("name", "b(c)", "True", "b(c)", "True"),
+    ("operand", "b", "", "a and b(c)", "a"),
+    ("operand", "e", "", "a + e", "a"),
+    ("operand", "2", "", "[a, 2]", "[a]"),
+    ("result", "d", "None", "d([a, 2])", "None"),
+    ("statement", "d", "pass; pass", "return d([a, 2])", "pass; pass"),
+    ("test", "b", "False", "a and b(c)", "False"),
+  ],
+)
+def test_mutant_changes_innermost_unit(unit, name, new, old_text, new_text):
+  mutated = SCRIPT["Mutant"]("", "f", unit, name, new).mutate(SOURCE)
+  assert ast.dump(mutated) == ast.dump(ast.parse(SOURCE.replace(old_text, new_text)))
+
+
+@pytest.mark.parametrize("definition, name", [("f", "x"), ("f", "a"), ("g", "b")])
+def test_mutant_without_one_place_is_an_error(definition, name):
+  mutant = SCRIPT["Mutant"]("", definition, "name", name, "c")
+  with pytest.raises(ValueError, match="Expected one"):
+    mutant.mutate(SOURCE)

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private attributes of graphs and ops."""
+"""Private attributes of graphs, ops and dtypes."""
 
-from typing import Any, Union
+from typing import Any, Callable, ContextManager, Union
+
+from tensorflow.python.framework import op_def_registry  # pyright: ignore[reportAttributeAccessIssue]
 
 from mp_compat._tensorflow import tf
+
+RunLock = Callable[[], ContextManager[object]]
 
 
 def context_of(place: Union[tf.Graph, tf.Operation]) -> Any:
@@ -21,3 +25,54 @@ def add_control_input(op: tf.Operation, control: tf.Operation) -> None:
 def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
   """Replaces one input of `op`, by a tensor of the same dtype."""
   op._update_input(index, tensor)
+
+
+def set_device(op: tf.Operation, device: str) -> None:
+  """Places `op` on a device."""
+  op._set_device(device)
+
+
+def calls_function(op_type: str, graph: tf.Graph) -> bool:
+  """Returns whether a type of ops is the name of a function of a graph."""
+  return graph._is_function(op_type)
+
+
+def function_named(name: str, graph: tf.Graph) -> Any:
+  """Returns a function of a graph, which has a `definition`; None if it has none of
+  this name.
+  """
+  return graph._get_function(name)
+
+
+def key_of(graph: tf.Graph) -> str:
+  """Returns the key of a graph in the dicts of TensorFlow's objects."""
+  return graph._graph_key
+
+
+def is_reference(dtype: tf.DType) -> bool:
+  """Returns whether tensors of a dtype are references to variables."""
+  return dtype._is_ref_dtype
+
+
+def op_definition(op_type: str) -> Any:
+  """Returns the `OpDef` of a type of ops; None if it has no known definition."""
+  if hasattr(op_def_registry, "get"):
+    return op_def_registry.get(op_type)
+  return op_def_registry.get_registered_ops().get(op_type)  # TensorFlow 1.15
+
+
+def run_lock_of(graph: tf.Graph) -> RunLock:
+  """Returns what makes the context manager that each run of a graph enters."""
+  return graph._session_run_lock
+
+
+def set_run_lock(graph: tf.Graph, run_lock: RunLock) -> None:
+  """Replaces `run_lock_of(graph)`."""
+  graph._session_run_lock = run_lock
+
+
+def mutation_lock(graph: tf.Graph) -> ContextManager[object]:
+  """Makes a context manager during which no other thread changes a graph, and which
+  waits for the runs that have begun.
+  """
+  return graph._mutation_lock()

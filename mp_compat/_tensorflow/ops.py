@@ -7,6 +7,7 @@ from typing import Iterable, List
 from tensorflow.python.ops import control_flow_util
 
 from mp_compat._tensorflow import VERSION
+from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import tf
 
 
@@ -32,7 +33,7 @@ def may_be_compiled() -> bool:
   graph = tf.get_default_graph()
   if graph.building_function:
     return True
-  context = graph._get_control_flow_context()
+  context = graph_internals.context_of(graph)
   return control_flow_util.GetContainingXLAContext(context) is not None
 
 

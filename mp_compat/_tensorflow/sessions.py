@@ -2,7 +2,7 @@
 """Replaces what runs sessions, and what computes gradients outside of them."""
 
 import threading
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 from tensorflow.python.client import session
 from tensorflow.python.eager import imperative_grad
@@ -11,9 +11,27 @@ from tensorflow.python.ops import script_ops
 
 _Function = Callable[..., Any]
 
-# The class of all sessions. `_run` is what `run` and `partial_run` call, and
-# `_make_callable_from_options` what Keras calls.
-Base: Any = session.BaseSession
+Base: Any = session.BaseSession  # the class of all sessions
+run: _Function = Base._run  # TensorFlow's own, also if it is replaced
+
+
+def wrap_run(wrap: Callable[[_Function], _Function]) -> None:
+  """Replaces what `run` and `partial_run` of sessions call, by what `wrap` makes of
+  it.
+  """
+  Base._run = wrap(Base._run)
+
+
+def wrap_make_callable_from_options(wrap: Callable[[_Function], _Function]) -> None:
+  """Replaces the method of sessions that Keras calls, by what `wrap` makes of it."""
+  Base._make_callable_from_options = wrap(Base._make_callable_from_options)
+
+
+def unique_fetches(fetches: object) -> List[Any]:
+  """Returns the tensors and ops of the default graph that `Session.run(fetches)`
+  runs.
+  """
+  return session._FetchMapper.for_fetch(fetches).unique_fetches()
 
 
 # In each thread, the tape that the gradient of a `tf.py_function` took last.

@@ -22,6 +22,7 @@ from typing import (
 )
 
 from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import native
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
@@ -177,7 +178,7 @@ class LossScale(trackable.GraphStateTrackable, metaclass=abc.ABCMeta):
     graph = graphs.init_scope_graph()
     graph_key = None
     if graph is not None:
-      graph_key = graph._graph_key
+      graph_key = graph_internals.key_of(graph)
     variables = self._graph_variables().items()
     return {(name, graph_key): variable for name, variable in variables}
 
@@ -287,7 +288,7 @@ def _local_constant(value: float) -> tf.Tensor:
   with those of the model, as they do with TensorFlow's class.
   """
   graph = graphs.default_graph()
-  if graph is None or graph._get_control_flow_context() is None:
+  if graph is None or graph_internals.context_of(graph) is None:
     tensor = constant(value)
   else:
     tensor = tf.constant(value, tf.float32)

@@ -6,6 +6,7 @@ it. Searches from tensors.
 import contextlib
 from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Set, Tuple
 
+from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import tf
 from mp_compat.graph import graphs
 
@@ -33,7 +34,7 @@ def enclosing(context: Context) -> List[Context]:
 
 def of_outputs(op: tf.Operation) -> Context:
   """Returns the control-flow context in which the outputs of `op` can be read."""
-  context = op._get_control_flow_context()
+  context = graph_internals.context_of(op)
   if context is not None and op.type in EXITS:
     return context.outer_context
   return context
@@ -51,7 +52,7 @@ def loop_around(context: Context) -> Context:
 
 def compiled_around(op: tf.Operation) -> Context:
   """Returns the innermost XLA context that contains `op`; None outside of them."""
-  for around in enclosing(op._get_control_flow_context()):
+  for around in enclosing(graph_internals.context_of(op)):
     if around.IsXLAContext():
       return around
   return None
@@ -61,7 +62,7 @@ def loop_around_inputs(op: tf.Operation) -> Context:
   """Returns the innermost loop in which the inputs of `op` can be computed; an Enter
   passes one into another loop.
   """
-  context = op._get_control_flow_context()
+  context = graph_internals.context_of(op)
   if context is not None and op.type in ENTERS:
     context = context.outer_context
   return loop_around(context)
@@ -89,7 +90,7 @@ def is_readable(tensor: tf.Tensor) -> bool:
   wanted = of_outputs(tensor.op)
   if wanted is None:
     return True
-  for context in enclosing(tensor.graph._get_control_flow_context()):
+  for context in enclosing(graph_internals.context_of(tensor.graph)):
     if context is wanted:
       return True
   return False
@@ -101,7 +102,7 @@ def is_in_control_flow() -> bool:
   """
   graph = tf.get_default_graph()
   return (
-    graph._get_control_flow_context() is not None
+    graph_internals.context_of(graph) is not None
     or graph is not graphs.init_scope_graph()
   )
 
@@ -112,7 +113,7 @@ def predicates() -> List[tf.Tensor]:
   """
   if tf.executing_eagerly():
     return []
-  around = enclosing(tf.get_default_graph()._get_control_flow_context())
+  around = enclosing(graph_internals.context_of(tf.get_default_graph()))
   return [context.pred for context in around if context.IsCondContext()]
 
 
@@ -226,7 +227,7 @@ def contains_op(op: tf.Operation, prefix: str) -> bool:
   if op.type not in ("If", "StatelessIf"):
     return False
   for branch in ("then_branch", "else_branch"):
-    function = op.graph._get_function(op.get_attr(branch).name)
+    function = graph_internals.function_named(op.get_attr(branch).name, op.graph)
     for node in function.definition.node_def:
       if node.op.startswith(prefix):
         return True

@@ -6,8 +6,7 @@ the functions that it calls.
 import functools
 from typing import Any, Collection, Iterable, Iterator, List, Optional, Set
 
-from tensorflow.python.framework import op_def_registry  # pyright: ignore[reportAttributeAccessIssue]
-
+from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import tf
 
 # Stateful ops that read a resource, print, or raise an error.
@@ -60,7 +59,7 @@ def is_call(op_type: str, graph: tf.Graph) -> bool:
   """Returns whether ops of a type call functions: conditionals, loops, datasets and
   others.
   """
-  return _takes_functions(op_type) or graph._is_function(op_type)
+  return _takes_functions(op_type) or graph_internals.calls_function(op_type, graph)
 
 
 def called_types(node: tf.NodeDef, graph: tf.Graph) -> Iterator[Optional[str]]:
@@ -74,7 +73,7 @@ def called_types(node: tf.NodeDef, graph: tf.Graph) -> Iterator[Optional[str]]:
     if name in names:
       continue
     names.add(name)
-    function = graph._get_function(name)
+    function = graph_internals.function_named(name, graph)
     if function is None:
       yield None
       continue
@@ -94,7 +93,7 @@ def _of_call(node: tf.NodeDef, graph: tf.Graph) -> bool:
 
 def _function_names(node: tf.NodeDef, graph: tf.Graph) -> List[str]:
   """Returns the names of the functions that a node itself calls."""
-  if graph._is_function(node.op):
+  if graph_internals.calls_function(node.op, graph):
     return [node.op]
   names: List[str] = []
   for value in node.attr.values():
@@ -107,7 +106,7 @@ def _function_names(node: tf.NodeDef, graph: tf.Graph) -> List[str]:
 @functools.lru_cache(maxsize=None)
 def _takes_functions(op_type: str) -> bool:
   """Returns whether ops of a type have functions as attributes."""
-  definition = _definition(op_type)
+  definition = graph_internals.op_definition(op_type)
   if definition is None:
     return False
   types = {attribute.type for attribute in definition.attr}
@@ -117,7 +116,7 @@ def _takes_functions(op_type: str) -> bool:
 @functools.lru_cache(maxsize=None)
 def _runs_dataset(op_type: str) -> bool:
   """Returns whether ops of a type take a dataset, and return something else."""
-  definition = _definition(op_type)
+  definition = graph_internals.op_definition(op_type)
   if definition is None:
     return False
   variant = tf.variant.as_datatype_enum
@@ -141,7 +140,7 @@ def _of_type(op_type: str) -> bool:
       is stateful, or takes a reference                            yes
       is anything else                                             no
   """
-  definition = _definition(op_type)
+  definition = graph_internals.op_definition(op_type)
   if definition is None or _runs_dataset(op_type):
     return True
   if op_type in _READING or op_type in _PASSING or op_type.startswith(_OF_ONE_RUN):
@@ -162,10 +161,3 @@ def _makes_handles(definition: Any) -> bool:
     if argument.type != tf.resource and not is_own_reference:
       return False
   return bool(definition.output_arg)
-
-
-def _definition(op_type: str) -> Any:
-  """Returns the `OpDef` of a type of ops; None if it has no known definition."""
-  if hasattr(op_def_registry, "get"):
-    return op_def_registry.get(op_type)
-  return op_def_registry.get_registered_ops().get(op_type)  # TensorFlow 1.15

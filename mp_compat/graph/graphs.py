@@ -4,7 +4,7 @@
 import contextlib
 from typing import Dict, Iterator, List, Optional
 
-from mp_compat._tensorflow import init_scopes
+from mp_compat._tensorflow import eager_contexts
 from mp_compat._tensorflow import tf
 
 
@@ -19,7 +19,7 @@ def init_scope_graph() -> Optional[tf.Graph]:
     return None
   with tf.init_scope():
     graph = default_graph()
-  if graph is None and init_scopes.is_eager_by_mistake():
+  if graph is None and eager_contexts.is_eager_by_mistake():
     return enclosing_graphs()[-1]
   return graph
 

@@ -5,6 +5,7 @@ import contextlib
 import threading
 from typing import ContextManager, Iterator, List
 
+from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import tf
 
 
@@ -23,7 +24,7 @@ def changes_exclusively() -> Iterator[List[bool]]:
   them, they would never return.
   """
   graph = tf.get_default_graph()
-  lock = graph._session_run_lock
+  lock = graph_internals.run_lock_of(graph)
   sessions_ran: List[bool] = []
   others = set(threading.enumerate()) - {threading.current_thread()}
 
@@ -34,9 +35,9 @@ def changes_exclusively() -> Iterator[List[bool]]:
     sessions_ran.append(True)
     return contextlib.nullcontext()
 
-  with graph._mutation_lock():
-    graph._session_run_lock = noting_lock
+  with graph_internals.mutation_lock(graph):
+    graph_internals.set_run_lock(graph, noting_lock)
     try:
       yield sessions_ran
     finally:
-      graph._session_run_lock = lock
+      graph_internals.set_run_lock(graph, lock)

@@ -15,15 +15,14 @@ from typing import (
   Optional,
 )
 
-from tensorflow.python.eager import context
-
+from mp_compat._tensorflow import eager_contexts
 from mp_compat._tensorflow import tf
 
 
 def name_scope() -> str:
   """Returns the current name scope; "" for the root."""
   if tf.executing_eagerly():
-    return context.context().scope_name.rstrip("/")
+    return eager_contexts.scope_name()
   return tf.get_default_graph().get_name_scope() or ""  # None in TensorFlow 1.15
 
 

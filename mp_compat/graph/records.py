@@ -5,8 +5,7 @@ were logged.
 
 from typing import Any, Callable, Optional, TypeVar
 
-from tensorflow.python.util import object_identity
-
+from mp_compat._tensorflow import identity
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.graph import graphs
@@ -38,7 +37,7 @@ def state_of(
   """
   if graph is None:
     return vars(owner).setdefault("_eager_state", make())
-  states = record_in(graph, "states", object_identity.ObjectIdentityWeakKeyDictionary)
+  states = record_in(graph, "states", identity.WeakKeyDictionary)
   return states.setdefault(owner, make())
 
 

@@ -3,6 +3,7 @@
 
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Set, Union
 
+from mp_compat._tensorflow import sessions
 from mp_compat._tensorflow import tf
 from mp_compat.graph import records
 
@@ -32,8 +33,6 @@ def fetched_elements(graph: tf.Graph, fetches: object) -> List[Element]:
   """Returns the tensors and ops that `Session.run(fetches)` runs; `fetches` is any
   structure that `run` accepts.
   """
-  from tensorflow.python.client import session
-
   if isinstance(fetches, (tf.Operation, tf.Tensor)):
     # Single fetches and lists are common; the general case takes 20 microseconds
     # longer.
@@ -44,7 +43,7 @@ def fetched_elements(graph: tf.Graph, fetches: object) -> List[Element]:
       found += fetched_elements(graph, fetch)
     return found
   with graph.as_default():
-    return session._FetchMapper.for_fetch(fetches).unique_fetches()
+    return sessions.unique_fetches(fetches)
 
 
 class Run(NamedTuple):

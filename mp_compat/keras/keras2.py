@@ -23,7 +23,8 @@ from mp_compat.graph import graphs
 Pairs = List[gradients.GradAndVar]
 # Maps the result of the finite check of this package, a scalar bool tensor, to that of
 # another check.
-Check = Callable[[tf.Tensor], tf.Tensor]
+# From whether the gradients are finite: whether others are, too.
+CombineFinite = Callable[[tf.Tensor], tf.Tensor]
 # A base class for mixins. Type checkers assume that it has all attributes, such as
 # those of the Keras classes.
 AnyBase: Any = object
@@ -114,7 +115,7 @@ def _convert_pair(pair: Tuple[object, tf.Variable]) -> gradients.GradAndVar:
   return gradients.convert(grad, tf.as_dtype(variable.dtype).base_dtype), variable
 
 
-def _check_of_changed(before: Pairs, after: Pairs) -> Optional[Check]:
+def _check_of_changed(before: Pairs, after: Pairs) -> Optional[CombineFinite]:
   """Returns a check of the gradients of `before` that `after` lacks, in addition to the
   finite check; None if it lacks none.
   """
@@ -158,8 +159,8 @@ class Keras2Mixin(AnyBase):
     if keras_features.DELEGATES_TO_INNER:
       self._delegate_to(inner)
     else:
-      self._track_trackable(inner, "base_optimizer")
-    self._track_trackable(self._loss_scale, "loss_scale")
+      trackable.track(self, inner, "base_optimizer")
+    trackable.track(self, self._loss_scale, "loss_scale")
 
   def _delegate_to(self, inner: optimizers.KerasOptimizer) -> None:
     """Gives the wrapper the inner optimizer's children in a checkpoint, and a
@@ -176,7 +177,7 @@ class Keras2Mixin(AnyBase):
       return  # The newer optimizers never had the earlier layout.
     # Some optimizers have a child `base_optimizer` themselves.
     if inner._lookup_dependency("base_optimizer") is None:
-      self._track_trackable(_EarlierLayout(inner), "base_optimizer")
+      trackable.track(self, _EarlierLayout(inner), "base_optimizer")
 
   @autograph.do_not_convert
   def apply_gradients(
@@ -240,7 +241,7 @@ class Keras2Mixin(AnyBase):
     argument, _ = self._argument_for_sums
     return optimizers.takes_argument(self._optimizer.apply_gradients, argument)
 
-  def _aggregate_present(self, pairs: Pairs) -> Tuple[Pairs, Optional[Check]]:
+  def _aggregate_present(self, pairs: Pairs) -> Tuple[Pairs, Optional[CombineFinite]]:
     """Returns pairs with sums over replicas, and a check of what was summed.
 
     Pairs without a gradient stay, because Keras logs a warning for their variables.

@@ -9,6 +9,7 @@ import weakref
 from mp_compat._tensorflow import autograph
 from mp_compat._tensorflow import optimizers
 from mp_compat._tensorflow import tf
+from mp_compat._tensorflow import trackable
 from mp_compat.core import gradients
 from mp_compat.core import loss_scale
 from mp_compat.core import naming_schemes
@@ -126,8 +127,8 @@ class Keras3Mixin(keras2.AnyBase):
       tracked.update(self._make_state(self._loss_scale))
     else:
       tracked["loss_scale"] = self._loss_scale
-    for key, trackable in tracked.items():
-      self._track_trackable(trackable, key)
+    for key, child in tracked.items():
+      trackable.track(self, child, key)
     # Keras variables: finite steps since the last change, int64, and the scale,
     # float32; None if it lacks them.
     for keras_name in _NAMES_IN_KERAS.values():

@@ -326,7 +326,7 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     self,
     pairs: keras2.Pairs,
     apply: Callable[[keras2.Pairs], Optional[tf.Operation]],
-    check: Optional[keras2.Check] = None,
+    check: Optional[keras2.CombineFinite] = None,
   ) -> Optional[tf.Operation]:
     """Calls `apply` in all replicas if all gradients are finite, and updates the scale;
     called in each replica.

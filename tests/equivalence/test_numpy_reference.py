@@ -11,6 +11,7 @@ from typing import Any, List, NamedTuple
 import hypothesis
 from hypothesis import strategies as st
 import numpy as np
+import pytest
 
 import mp_compat
 from mp_compat.core import update_rule
@@ -120,8 +121,7 @@ def tracked(name, opt, w):
   return [w] + [opt.get_slot(w, slot) for slot in opt.get_slot_names()]
 
 
-@hypothesis.settings(max_examples=40)
-@hypothesis.given(
+each_case = hypothesis.given(
   dtype=st.sampled_from([np.float16, np.float64]),
   name=st.sampled_from(sorted(OPTIMIZERS)),
   make_scale=st.sampled_from([Dynamic, Fixed, QuarterOnOverflow]),
@@ -136,7 +136,22 @@ def tracked(name, opt, w):
     max_size=8,
   ),
 )
-def test_every_step_matches_numpy(
+
+
+@hypothesis.settings(max_examples=12)
+@each_case
+def test_every_step_matches_numpy(**case):
+  assert_steps_match(**case)
+
+
+@pytest.mark.matrix
+@hypothesis.settings(max_examples=40)
+@each_case
+def test_every_step_of_more_cases_matches_numpy(**case):
+  assert_steps_match(**case)
+
+
+def assert_steps_match(
   dtype, name, make_scale, exponent, between, resource, version, seed, overflows
 ):
   random = np.random.RandomState(seed)

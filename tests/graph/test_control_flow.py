@@ -45,6 +45,13 @@ def test_disabling_eager_execution_fails_tensorflow_class():
   )
 
 
+# Runs two programs in one process.
+NEXT_PROGRAM = """
+print("NEXT PROGRAM")
+tf.reset_default_graph()
+"""
+
+
 # TensorFlow's context exists before eager execution is disabled, and functions are built
 # in the default graph.
 FUNCTIONS = """
@@ -83,10 +90,12 @@ with tf.Session() as sess:
 
 
 def test_functions_of_the_default_graph_use_its_loss_scale():
-  ours, theirs = [
-    testing.run_python("-W", "ignore", "-c", FUNCTIONS.format(module)).stdout
+  programs = [
+    FUNCTIONS.format(module)
     for module in ("mp_compat", "tensorflow.compat.v1.train.experimental")
   ]
+  done = testing.run_python("-W", "ignore", "-c", NEXT_PROGRAM.join(programs))
+  ours, theirs = done.stdout.split("NEXT PROGRAM\n")
   assert ours == theirs
 
 
@@ -144,13 +153,20 @@ AFTER = {"add": "[-2. -3.]", "step": "[-4. -6.]", "keras_step": "[-4.5 -7. ]"}
 HAS_KERAS_2 = tuple(map(int, tf.__version__.split(".")[:2])) < (2, 16)
 
 
-def test_functions_of_the_default_graph_create_variables():
-  done = testing.run_python("-W", "ignore", "-c", VARIABLES.format(HAS_KERAS_2))
+@pytest.fixture(name="printed", scope="module")
+def _printed():
+  """Returns what both programs print."""
+  programs = [VARIABLES.format(HAS_KERAS_2), SCALE_OF_ANOTHER_GRAPH]
+  done = testing.run_python("-W", "ignore", "-c", NEXT_PROGRAM.join(programs))
+  return done.stdout.split("NEXT PROGRAM\n")
+
+
+def test_functions_of_the_default_graph_create_variables(printed):
   expected = []
   for name in AFTER:
     if name != "keras_step" or HAS_KERAS_2:
       expected += 3 * ["{} {}".format(name, AFTER[name])]
-  assert done.stdout.splitlines() == expected, done.stderr
+  assert printed[0].splitlines() == expected
 
 
 SCALE_OF_ANOTHER_GRAPH = """
@@ -168,9 +184,8 @@ with tf.Session() as sess:
 """
 
 
-def test_functions_of_the_default_graph_make_variables_in_it():
-  done = testing.run_python("-W", "ignore", "-c", SCALE_OF_ANOTHER_GRAPH)
-  assert done.stdout == "8.0"
+def test_functions_of_the_default_graph_make_variables_in_it(printed):
+  assert printed[1] == "8.0"
 
 
 def conditionals(graph):

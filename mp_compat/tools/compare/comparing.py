@@ -42,7 +42,7 @@ def compare(
   directory = os.getcwd()
   try:
     with tempfile.TemporaryDirectory() as folder, processes.kept(restore) as copy_back:
-      processes.read_standard_input(os.path.join(folder, "input"))
+      processes.save_standard_input(os.path.join(folder, "input"))
       program = _Program(argv, runs, steps, every, directory, folder, results, tell)
       for run in runs:
         copy_back()

@@ -205,8 +205,8 @@ def _remove(path: str) -> None:
     shutil.rmtree(removed, ignore_errors=True)
 
 
-def read_standard_input(path: str) -> None:
-  """Writes the standard input to a file, for each run; nothing if it is a terminal or
+def save_standard_input(path: str) -> None:
+  """Saves the standard input in a file, for each run; nothing if it is a terminal or
   closed.
   """
   with open(path, "wb") as file, contextlib.suppress(OSError):

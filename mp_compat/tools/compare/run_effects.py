@@ -6,6 +6,7 @@ executes and the steps that the graph records (`steps`). Changes no graph.
 import re
 from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Set
 
+from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables as variable_kinds
 from mp_compat.graph import contexts
@@ -112,7 +113,7 @@ def _computed_decisions(
   graph: tf.Graph, executed_steps: Iterable[BuiltStep], executed: Set[tf.Operation]
 ) -> List[tf.Tensor]:
   """Returns what decides on steps and can be fetched without executing more; nothing of
-  marked steps, which tell their decisions.
+  steps with a mark (`step_building`), which tells their decisions.
 
   Decisions in control flow cannot be fetched, which the op of an imported graph does
   not tell.
@@ -235,7 +236,7 @@ def _copied_handles(handle: tf.Tensor) -> List[tf.Tensor]:
 
 def _is_handle(tensor: tf.Tensor) -> bool:
   """Returns whether a tensor is a resource or a reference to a variable."""
-  return tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype
+  return tensor.dtype == tf.resource or graph_internals.is_reference(tensor.dtype)
 
 
 def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:
@@ -269,7 +270,7 @@ def _only_reads(op: tf.Operation) -> bool:
   return (
     op.type == "ReadVariableOp"
     and not op.control_inputs
-    and op._get_control_flow_context() is None
+    and graph_internals.context_of(op) is None
   )
 
 

@@ -6,6 +6,7 @@ import socket
 from typing import Dict, Optional
 import urllib.parse
 
+from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import tf
 from mp_compat.graph import records
 
@@ -49,7 +50,7 @@ def place(sess: tf.Session) -> None:
   for op, own_device in _local_ops(sess.graph).items():
     device = cpu or own_device
     if op.device != device:  # An op that changes fails in the sessions that ran it.
-      op._set_device(device)
+      graph_internals.set_device(op, device)
 
 
 def _find_cpu(target: str) -> Optional[str]:

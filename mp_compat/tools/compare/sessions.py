@@ -19,8 +19,6 @@ Run = Callable[[List[tf.Tensor]], Tuple[Any, Dict[str, bool]]]
 Around = Callable[[tf.Session, List[runs.Element], FrozenSet[str], Run], object]
 _Function = Callable[..., Any]
 
-_run = sessions.Base._run  # which is not observed
-
 
 def _ignore(session: tf.Session) -> None:
   """Does nothing."""
@@ -40,10 +38,10 @@ def observe(around: Around, end: Callable[[tf.Session], None] = _ignore) -> None
   """
   base = sessions.Base
   base.close = _observed_close(base.close, end)
-  base._run = _observed_run(around)
+  sessions.wrap_run(lambda run: _observed_run(around))
   base.make_callable = _observed_make_callable(base.make_callable)
-  base._make_callable_from_options = _observed_make_callable_from_options(
-    base._make_callable_from_options, around
+  sessions.wrap_make_callable_from_options(
+    lambda make_callable: _observed_make_callable_from_options(make_callable, around)
   )
 
 
@@ -79,7 +77,7 @@ def _observed_run(around: Around) -> _Function:
       for tensor in decisions:
         if not is_partial or tensor.name in fed:
           read[tensor.name] = tensor
-      return _run(self, handle, (fetches, read), feeds, *args)
+      return sessions.run(self, handle, (fetches, read), feeds, *args)
 
     return around(self, elements, fed, run)
 
@@ -149,7 +147,7 @@ def read(sess: tf.Session, tensors: Dict[str, tf.Tensor]) -> Dict[str, Any]:
   reading halves.
   """
   try:
-    return _run(sess, None, tensors, None, None, None)
+    return sessions.run(sess, None, tensors, None, None, None)
   except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
     names = list(tensors)
     if len(names) <= 1:

@@ -11,6 +11,7 @@ import types
 from typing import Any, Callable, List, Optional, Set, Tuple
 
 from mp_compat._tensorflow import autograph
+from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
 from mp_compat.graph import contexts
@@ -182,7 +183,7 @@ def _record(
     if isinstance(op, tf.Operation):
       step.ops.add(op)
       if mark is not None and _place(op) == _place(mark):
-        op._add_control_input(mark)
+        graph_internals.add_control_input(op, mark)
   steps.steps_in(graph).append(step)
   know(step.named(graph))
   return result
@@ -190,7 +191,7 @@ def _record(
 
 def _place(op: tf.Operation) -> Tuple[tf.Graph, contexts.Context]:
   """Returns the graph and the control-flow context of an op."""
-  return op.graph, op._get_control_flow_context()
+  return op.graph, graph_internals.context_of(op)
 
 
 def _mark(step: BuiltStep, grads: List[Any]) -> Optional[tf.Operation]:
@@ -236,7 +237,7 @@ def _mark(step: BuiltStep, grads: List[Any]) -> Optional[tf.Operation]:
 def _is_compiled() -> bool:
   """Returns whether XLA compiles ops that are built now."""
   for graph in graphs.enclosing_graphs():
-    for context in contexts.enclosing(graph._get_control_flow_context()):
+    for context in contexts.enclosing(graph_internals.context_of(graph)):
       if context.IsXLAContext():
         return True
   return False

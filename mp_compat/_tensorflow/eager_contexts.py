@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognizes where `tf.init_scope` is eager in a program without eager execution."""
+"""The eager context: its name scope, and where `tf.init_scope` is eager in a program
+without eager execution.
+"""
 
 import threading
 from typing import List
 
 from tensorflow.python.eager import context
+
+
+def scope_name() -> str:
+  """Returns the current name scope of eager mode; "" for the root."""
+  return context.context().scope_name.rstrip("/")
 
 
 def is_eager_by_mistake() -> bool:
