@@ -276,7 +276,7 @@ def _names_like(
   matched = matching.match(wanted.shapes, wanted, found, source.have_equal_values)
   matched.names.update(name_map)
   if matched.ambiguous:
-    remedy = "pass it as `name_map` (--name-map FILE)"
+    remedy = "Pass it as `name_map` (--name-map FILE)."
     raise ValueError(files.ambiguity(matched, source.path, remedy))
   state = naming_schemes.state(like.shapes)
   missing: List[str] = []

@@ -300,18 +300,22 @@ def ambiguity(match: matching.Match, path: str, remedy: str = "") -> str:
   """
   names = {name: source for name, source in match.names.items() if name != source}
   for name, sources in match.ambiguous.items():
+    if len(sources) == 1:
+      sources = [*sources, "nothing"]
     names[name] = " or ".join(sources)
-  if not remedy:
-    remedy = (
-      "write it to a file, and restore the checkpoint that `python -m mp_compat "
-      "checkpoint convert {} OUT --to mp_compat --name-map FILE` writes".format(path)
-    )
   return (
     "The checkpoint {} has variables of several optimizers, and neither their names "
     "nor a .meta file beside it tell which is which. Complete this map of names in the "
-    "graph to names in the checkpoint, and {}: {}".format(
-      path, remedy, json.dumps(names, indent=2)
-    )
+    "graph to names in the checkpoint, without those that are nothing there. {} "
+    "{}".format(path, remedy or conversion(path), json.dumps(names, indent=2))
+  )
+
+
+def conversion(path: str) -> str:
+  """Returns what an error advises to do with a map of names."""
+  return (
+    "Write it to a FILE, and restore what `python -m mp_compat checkpoint convert {} "
+    "OUT --to mp_compat --name-map FILE` writes.".format(path)
   )
 
 

@@ -375,11 +375,13 @@ def _mismatch(
   if missing:
     parts.append(
       "Not found in the checkpoint {}, which has the naming scheme {}: {}. It has: "
-      "{}.".format(
+      "{}. For other names, make a map of those in the graph to those in the "
+      "checkpoint. {}".format(
         checkpoint.path,
         naming_schemes.recognize(checkpoint.shapes).name,
         ", ".join(missing),
         ", ".join(sorted(checkpoint.shapes)),
+        files.conversion(checkpoint.path),
       )
     )
   if different:

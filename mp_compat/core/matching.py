@@ -119,6 +119,11 @@ class Member(NamedTuple):
     """Returns its name scope, without conditionals."""
     return self.parsed.scope
 
+  @property
+  def has_lost_scope(self) -> bool:
+    """Returns whether its name lacks its scope (`Variables.scopes`)."""
+    return bool(self.scope) and "/" not in self.name
+
 
 Members = List[Member]
 _KeyOf = Callable[[Member], Hashable]  # what variables of one group have in common
@@ -331,8 +336,11 @@ def is_ordered(members: Members) -> bool:
 def _is_part(part: Members, whole: Members) -> bool:
   """Returns whether all names of one side are among those of the other.
 
-  Names without conditionals prove nothing if the other side has some.
+  Names that have lost their scopes prove nothing, and those without conditionals if the
+  other side has some.
   """
+  if any(member.has_lost_scope for member in part + whole):
+    return False
   if len(_same_names(part, whole)) < len(part):
     return False
   return _have_conditionals(part) == _have_conditionals(whole)

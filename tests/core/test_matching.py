@@ -256,6 +256,13 @@ def test_scopes_dropped_by_control_flow_v2_are_found():
   assert match(wanted, theirs, loss_scales=scaled) == theirs
 
 
+def test_name_of_lost_scope_is_not_that_of_added_optimizer():
+  graph = variables("head/beta1_power beta1_power")
+  found = variables("beta1_power", scopes={"beta1_power": "head"})
+  matched = matching.match(graph.shapes, graph, found, matching.assume_different)
+  assert not matched.names and set(matched.ambiguous) == set(graph.shapes)
+
+
 def test_order_of_checkpoint_names_is_not_known():
   assert match(TWO, POWERS, order=False) == "? ?"
   assert match(TWO, POWERS) == POWERS
