@@ -59,7 +59,7 @@ FROM_MP_COMPAT = [
   ("tensorflow", programs.converted_like_without_meta, ERROR, ERROR),
   ("tensorflow", programs.converted_to("tensorflow"), ERROR, ERROR),
 ]
-# After `mp_compat migrate`; docs/migration.md says so.
+# After `mp_compat migrate`; docs/checkpoints.md says so.
 AFTER_MIGRATE = [
   ("mp_compat", programs.installed_saver, ERROR, ERROR),
   ("mp_compat", programs.installed_init, ERROR, ERROR),
