@@ -16,6 +16,7 @@ from typing import (
   Mapping,
   Optional,
   Sequence,
+  Set,
   Tuple,
   Union,
 )
@@ -261,6 +262,20 @@ def match(
   )
   matched.names.update(explicit)
   return matched
+
+
+def state_names(graph: tf.Graph, wanted: Mapping[str, Named]) -> Set[str]:
+  """Returns which variables are those of loss scales: of this package, of TensorFlow's
+  classes, and of imported graphs. `wanted` is that of `match`.
+  """
+  registered = loss_scale.state_names(graph)
+  names = set(
+    naming_schemes.state({name: shape for name, (_, shape) in wanted.items()})
+  )
+  for name, (op, _) in wanted.items():
+    if op in registered:
+      names.add(name)
+  return names
 
 
 def global_variables(graph: tf.Graph) -> Dict[str, Named]:

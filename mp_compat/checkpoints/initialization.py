@@ -9,9 +9,7 @@ from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
 from mp_compat.checkpoints import files
-from mp_compat.core import loss_scale
 from mp_compat.core import matching
-from mp_compat.core import naming_schemes
 from mp_compat.core import variable_scope
 
 
@@ -39,7 +37,9 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   targets = [value for _, value in pairs if isinstance(value, str)]
   named = {name: value for name, value in pairs if not isinstance(value, str)}
   matches = _match(named, path)
-  left_out = [name for name in _state_names(matches) if not matches[name].is_usable]
+  wanted_by_name = {name: match.named for name, match in matches.items()}
+  state = files.state_names(tf.get_default_graph(), wanted_by_name)
+  left_out = [name for name in matches if name in state and not matches[name].is_usable]
   _warn_left_out(left_out, path)
   _warn_outside_scopes(targets, matches, path)
   result: Dict[str, Any] = {}
@@ -50,17 +50,6 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   if list(result.items()) == pairs:
     return wanted
   return result
-
-
-def _state_names(matches: "Dict[str, _Match]") -> List[str]:
-  """Returns the names of the variables of loss scales."""
-  registered = loss_scale.state_names(tf.get_default_graph())
-  known = naming_schemes.state({name: match.shape for name, match in matches.items()})
-  found = []
-  for name, match in matches.items():
-    if name in known or match.parts[0].op.name in registered:
-      found.append(name)
-  return found
 
 
 def name_map(
@@ -113,6 +102,11 @@ class _Match(NamedTuple):
   source: Optional[str] = None
   is_usable: bool = False
 
+  @property
+  def named(self) -> files.Named:
+    """Returns the name of the op and the shape of the whole variable."""
+    return self.parts[0].op.name, self.shape
+
 
 def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
   """Returns which variable in a checkpoint each variable of a graph is.
@@ -146,19 +140,22 @@ def _find(
     ValueError: If there is no checkpoint.
   """
   wanted: Dict[str, _Match] = {}
-  is_named = isinstance(var_list, dict)
-  for name, value in var_list.items() if is_named else enumerate(var_list):
+  if isinstance(var_list, dict):
+    named = list(var_list.items())
+  else:
+    named = [("", value) for value in var_list]
+  for name, value in named:
     parts = [value] if files.op_name(value) else value
     for part in parts:
       if not hasattr(part, "initializer"):
         continue  # not a variable, but for example an iterator's state or a table
       own_name, shape = _whole_variable(part)
-      match = wanted.setdefault(name if is_named else own_name, _Match([], shape))
+      match = wanted.setdefault(name or own_name, _Match([], shape))
       match.parts.append(part)
   checkpoint = files.Checkpoint(files.resolve_path(path))
   matched = files.match(
     tf.get_default_graph(),
-    {name: (each.parts[0].op.name, each.shape) for name, each in wanted.items()},
+    {name: each.named for name, each in wanted.items()},
     checkpoint,
   )
   for name, source in matched.names.items():

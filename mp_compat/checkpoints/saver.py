@@ -22,7 +22,6 @@ import numpy as np
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
-from mp_compat.core import loss_scale
 from mp_compat.core import naming_schemes
 from mp_compat.core import variable_scope
 from mp_compat.graph import runs
@@ -275,7 +274,7 @@ def _match_names(
     if entry.name in checkpoint.shapes and entry.name not in wanted:
       matched[entry.name] = entry.name
   matched.update(match.names)
-  state = _state_names(graph, needed, wanted)
+  state = files.state_names(graph, wanted)
   certain = {name: needed[name] for name in needed if name not in match.ambiguous}
   _check_fits(certain, matched, state, checkpoint)
   if match.ambiguous:  # A missing variable may be the reason: it is reported first.
@@ -292,24 +291,6 @@ def _match_names(
       ", ".join(initialized),
     )
   return matched
-
-
-def _state_names(
-  graph: tf.Graph,
-  needed: Dict[str, _Entry],
-  wanted: Dict[str, files.Named],
-) -> Set[str]:
-  """Returns which names in the Saver are those of variables of loss scales."""
-  registered = loss_scale.state_names(graph)
-  state: Set[str] = set()
-  for name, entry in needed.items():
-    if any(variable.name in registered for variable in entry.variables):
-      state.add(name)
-  # of TensorFlow's classes, and of imported graphs
-  state.update(
-    naming_schemes.state({name: shape for name, (_, shape) in wanted.items()})
-  )
-  return state
 
 
 def _wanted(

@@ -134,7 +134,7 @@ def _names_without_conditionals(
   ValueError if their order is not certain.
   """
   names: _Names = []
-  for scope, group in matching.grouped(members, matching.scope_of).items():
+  for group in matching.grouped(members, matching.scope_of).values():
     sources = [member.name for member in group]
     targets = sources
     if not all(map(_is_plain, group)):
@@ -144,7 +144,8 @@ def _names_without_conditionals(
           "which order the program creates them. Expected the .meta file beside the "
           "checkpoint. {}".format(", ".join(sources), _LIKE)
         )
-      stem, numbers = group[0].parsed.stem, range(len(group))
+      scope, stem = group[0].scope, group[0].parsed.stem
+      numbers = range(len(group))
       targets = [naming_schemes.join(scope, stem, number) for number in numbers]
     names += zip(targets, sources)
   return names
