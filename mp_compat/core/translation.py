@@ -117,6 +117,8 @@ def _names_of_one(
   scopes = {member.scope}
   if not member.scope:
     scopes |= state_scopes
+  if member.has_lost_scope:  # A conditional of the program drops it in each scheme.
+    scopes.add("")
   names: _Names = []
   for scope in sorted(scopes):
     names.append((naming_schemes.join(scope, last), member.name))

@@ -445,6 +445,9 @@ def test_lost_scopes_are_written():
   ours = translation.translate(found, "mp_compat", matching.assume_different)
   assert ours["beta1_power"] == "beta1_power"
   assert ours["head/beta1_power"] == "beta1_power_1" and len(ours) == 4
+  single = variables("beta1_power", scopes={"beta1_power": "head"})
+  plain = translation.translate(single, "plain", matching.assume_different)
+  assert sorted(plain) == ["beta1_power", "head/beta1_power"]
 
 
 def test_translation_of_unknown_order_raises():
