@@ -360,7 +360,9 @@ def _write(values: Dict[str, _Value], target: str) -> None:
     for part in (".data-00000-of-00001", ".index"):
       tf.gfile.Rename(prefix + part, target + part, overwrite=True)
   finally:
-    tf.gfile.DeleteRecursively(temporary)
+    # In memory, a folder without files does not exist.
+    if tf.gfile.Exists(temporary):
+      tf.gfile.DeleteRecursively(temporary)
 
 
 def _different(values: Dict[str, _Value], path: str) -> List[str]:
