@@ -2,7 +2,6 @@
 """Inspects checkpoints and converts them to other naming schemes."""
 
 import collections
-import json
 import os
 import platform
 from types import MappingProxyType
@@ -239,7 +238,8 @@ def _names_in(
     to: the name of the naming scheme.
     source: the checkpoint.
     own: the names of the program's own state, which are the same in each scheme.
-    name_map: names in `source` by names to write, which are certain.
+    name_map: names in `source` by names to write, which are certain. It has all
+      variables of a kind (`matching.kinds`) that are to be written.
 
   Returns:
     The names in `source`; None for state that starts anew.
@@ -247,14 +247,18 @@ def _names_in(
   Raises:
     ValueError: If the scheme is unknown, or the names are not certain.
   """
-  own = set(own)
-  found = source.variables(ordered=True, left_out={*own, *name_map.values()})
-  names = translation.translate(found, to, source.have_equal_values)
-  names.update(name_map)
+  left_out = {*own, *name_map.values()}
+  for kind, members in matching.kinds(source.variables).items():
+    names = {member.name for member in members}
+    if matching.is_renamed(kind, members) and names & left_out:
+      left_out |= names
+  found = source.variables_without(left_out)
+  result = translation.translate(found, to, source.have_equal_values)
+  result.update(name_map)
   if to != "plain":
     for name in own:
-      names[name] = name if name in source.shapes else None
-  return names
+      result[name] = name if name in source.shapes else None
+  return result
 
 
 def _names_like(
@@ -267,14 +271,13 @@ def _names_like(
   `name_map`, if it has one; None for state that starts anew. Raises a ValueError if the
   names are not certain, or missing.
   """
-  matched = _match_like(like, source, name_map)
+  wanted = like.variables_without(name_map)
+  found = source.variables_without(set(name_map.values()))
+  matched = matching.match(wanted.shapes, wanted, found, source.have_equal_values)
+  matched.names.update(name_map)
   if matched.ambiguous:
-    examples = {name: sources[0] for name, sources in matched.ambiguous.items()}
-    remedy = (
-      "Keep that of {}, too. Or pass the names as `name_map` (--name-map FILE), "
-      "corrected where they are wrong: {}".format(like.path, json.dumps(examples))
-    )
-    raise ValueError(files.ambiguity(matched.ambiguous, source.path, remedy))
+    remedy = "Pass it as `name_map` (--name-map FILE)."
+    raise ValueError(files.ambiguity(matched, source.path, remedy))
   state = naming_schemes.state(like.shapes)
   missing: List[str] = []
   for name in sorted(like.shapes):
@@ -284,27 +287,12 @@ def _names_like(
     raise ValueError(
       "Expected the variables of {}, but {} does not have these in the same shape: {}. "
       "Pass checkpoints of the same model, as `state` the variables of a loss scale of "
-      "your own, and as `name_map` (--name-map FILE) the names that are others "
-      "there.".format(like.path, source.path, ", ".join(missing))
+      "your own, and as `name_map` (--name-map FILE) the names that are others there. "
+      "It has: {}.".format(
+        like.path, source.path, ", ".join(missing), ", ".join(sorted(source.shapes))
+      )
     )
   return {name: matched.names.get(name) for name in sorted(like.shapes)}
-
-
-def _match_like(
-  like: files.Checkpoint, source: files.Checkpoint, name_map: Mapping[str, str]
-) -> matching.Match:
-  """Returns which variable in `source` each of `like` is, by `name_map` or the rule;
-  reads the `.meta` files if it is not clear without.
-  """
-  matched = matching.Match({}, {})
-  for ordered in (False, True):
-    wanted = like.variables(ordered=ordered, left_out=name_map)
-    found = source.variables(ordered=ordered, left_out=set(name_map.values()))
-    matched = matching.match(wanted.shapes, wanted, found, source.have_equal_values)
-    if not matched.ambiguous:
-      break
-  matched.names.update(name_map)
-  return matched
 
 
 def _values(
@@ -353,15 +341,11 @@ def _write(values: Dict[str, _Value], target: str) -> None:
   Keeps what a conversion that was killed wrote there; raises a ValueError if it has
   other variables or values.
   """
-  _remove_unfinished(os.path.dirname(target) or ".")
   if files.checkpoint_exists(target):
-    if files.Checkpoint(target).shapes.keys() != values.keys():
-      raise _exists(target)
     if _different(values, target):
       raise _exists(target)
     return
-  temporary = "{}{}".format(target, _unfinished(os.getpid()))
-  _remove(temporary)
+  temporary = "{}.unfinished-{}-{}".format(target, platform.node(), os.getpid())
   tf.gfile.MakeDirs(temporary)
   try:
     prefix = os.path.join(temporary, os.path.basename(target))
@@ -373,21 +357,23 @@ def _write(values: Dict[str, _Value], target: str) -> None:
         None, None, message.format(", ".join(different), prefix)
       )
     # The index is moved last: without it, there is no checkpoint.
-    for part in sorted(_names_of_files(temporary)):
-      written_to = os.path.join(temporary, part)
-      final = os.path.join(os.path.dirname(target), part)
-      tf.gfile.Rename(written_to, final, overwrite=True)
+    for part in (".data-00000-of-00001", ".index"):
+      tf.gfile.Rename(prefix + part, target + part, overwrite=True)
   finally:
-    _remove(temporary)
+    # In memory, a folder without files does not exist.
+    if tf.gfile.Exists(temporary):
+      tf.gfile.DeleteRecursively(temporary)
 
 
 def _different(values: Dict[str, _Value], path: str) -> List[str]:
-  """Returns the names of variables that have another value in a checkpoint."""
+  """Returns the names of variables that a checkpoint lacks, has in addition, or has
+  with another value.
+  """
   written = files.Checkpoint(path)
-  different: List[str] = []
-  for name, value in values.items():
+  different = sorted(values.keys() ^ written.shapes.keys())
+  for name in sorted(values.keys() & written.shapes.keys()):
     read = _Value(written.read(name), written.dtypes[name])
-    if _bits(read) != _bits(value):
+    if _bits(read) != _bits(values[name]):
       different.append(name)
   return different
 
@@ -409,48 +395,6 @@ def _save(values: Dict[str, _Value], prefix: str) -> None:
       tensors=tensors,
     )
     sess.run(save, feeds)
-
-
-def _unfinished(pid: object) -> str:
-  """Returns the end of the name of a folder in which a process writes a checkpoint."""
-  return ".unfinished-{}-{}".format(platform.node(), pid)
-
-
-def _remove_unfinished(directory: str) -> None:
-  """Removes what conversions left in a directory whose processes were killed, on this
-  machine.
-  """
-  if not tf.gfile.IsDirectory(directory):
-    return
-  for name in _names_of_files(directory):
-    _, is_unfinished, pid = name.rpartition(_unfinished(""))
-    if is_unfinished and pid.isdigit() and not _is_running(int(pid)):
-      _remove(os.path.join(directory, name))
-
-
-def _is_running(pid: int) -> bool:
-  """Returns whether a process of this machine exists; True if that is not known."""
-  if os.name != "posix":
-    return True
-  try:
-    os.kill(pid, 0)  # sends no signal
-  except ProcessLookupError:
-    return False
-  except OSError:
-    return True
-  return True
-
-
-def _names_of_files(directory: str) -> List[str]:
-  """Returns the names in a directory, as some file systems list whole paths."""
-  paths = tf.gfile.ListDirectory(directory)
-  return [os.path.basename(path.rstrip("/")) for path in paths]
-
-
-def _remove(folder: str) -> None:
-  """Removes a folder and its content, if it exists."""
-  if tf.gfile.Exists(folder):
-    tf.gfile.DeleteRecursively(folder)
 
 
 def _bits(value: _Value) -> Tuple[object, ...]:

@@ -4,6 +4,7 @@ the names in this package.
 """
 
 import functools
+import json
 import os
 import re
 from typing import (
@@ -13,7 +14,6 @@ from typing import (
   Iterable,
   List,
   Mapping,
-  NamedTuple,
   Optional,
   Sequence,
   Set,
@@ -31,6 +31,8 @@ from mp_compat.core import naming_schemes
 from mp_compat.core import translation
 
 Path = Union[str, bytes, "os.PathLike[str]"]
+# The name of a variable's op and the shape.
+Named = Tuple[str, naming_schemes.Shape]
 VarList = Union[Iterable[tf.Variable], Dict[str, tf.Variable]]
 
 # An entry of every checkpoint that tf.train.Checkpoint wrote. The other names are
@@ -45,6 +47,9 @@ _PART = re.compile(r"(.+)\.(index|meta|data-\d+-of-\d+)")
 
 # Ops of variables in a graph.
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+
+# Ops of conditionals under control flow v2.
+_CONDITIONALS = ("If", "StatelessIf")
 
 # Errors that TensorFlow's checkpoint readers raise for a damaged checkpoint.
 _BROKEN = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
@@ -130,6 +135,7 @@ class Checkpoint:
     self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
     self.dtypes: Dict[str, tf.DType] = self._reader.get_variable_to_dtype_map()
     self.is_object_based = _OBJECT_GRAPH in self.shapes
+    self._variables: Optional[matching.Variables] = None
     if not self.shapes:
       raise data_loss_error(path, ValueError("it has no variables"))
 
@@ -138,27 +144,29 @@ class Checkpoint:
     try:
       return np.asarray(self._reader.get_tensor(name))
     except tf.errors.UnimplementedError:  # a partitioned variable in the V1 format
-      return self.read_slices([name], [""], [self.dtypes[name]])[0]
+      return self.read_slice(name, "")
     except _BROKEN as error:
+      if "sufficient slices" in str(error):
+        raise ValueError(
+          "The checkpoint {} has only a slice of {}, and cannot be converted. Restore "
+          "it with mp_compat.checkpoints.Saver.".format(self.path, name)
+        ) from error
       raise data_loss_error(self.path, error) from error
 
-  def read_slices(
-    self, names: List[str], parts: List[str], dtypes: List[tf.DType]
-  ) -> List[np.ndarray]:
-    """Returns slices of variables, as `RestoreV2` reads them.
-
-    Args:
-      names: the names of the variables.
-      parts: the slice of each: "shape offset,size:...", "" for all.
-      dtypes: the dtype of each.
+  def read_slice(self, name: str, part: str) -> np.ndarray:
+    """Returns a slice of a variable, as `RestoreV2` reads it: `part` is "shape
+    offset,size:...", or "" for all.
     """
     config = tf.ConfigProto(device_count={"GPU": 0})
     with tf.Graph().as_default(), tf.Session(config=config) as sess:
       values = tf.raw_ops.RestoreV2(
-        prefix=self.path, tensor_names=names, shape_and_slices=parts, dtypes=dtypes
+        prefix=self.path,
+        tensor_names=[name],
+        shape_and_slices=[part],
+        dtypes=[self.dtypes[name]],
       )
       try:
-        return sess.run(values)
+        return sess.run(values)[0]
       except _BROKEN as error:
         raise data_loss_error(self.path, error) from error
 
@@ -170,50 +178,59 @@ class Checkpoint:
       return False
     return len({self.read(name).tobytes() for name in names}) == 1
 
-  def creation_order(self) -> List[str]:
-    """Returns the names of variables in the order in which the program created them, as
-    far as the `.meta` file beside the checkpoint tells.
+  @property
+  def variables(self) -> matching.Variables:
+    """Returns the variables; the `.meta` file beside the checkpoint tells in which
+    order the program created them, and the name scopes that TensorFlow's class dropped.
     """
-    path = "{}.meta".format(self.path)
-    if not tf.gfile.Exists(path):
-      return []
-    try:
-      with tf.gfile.GFile(path, "rb") as file:
-        graph_def = tf.MetaGraphDef.FromString(file.read()).graph_def
-    except (tf.errors.OpError, message.DecodeError):
-      return []
-    names = []
-    for node in graph_def.node:
-      if node.op in _VARIABLES and node.name in self.shapes:
-        names.append(node.name)
-    return names
+    if self._variables is None:
+      nodes = _nodes("{}.meta".format(self.path))
+      names = [node.name for node in nodes if node.op in _VARIABLES]
+      order = [name for name in names if name in self.shapes]
+      self._variables = matching.Variables(
+        self.shapes, order, scopes=_lost_scopes(nodes)
+      )
+    return self._variables
 
-  def variables(
-    self, ordered: bool = False, left_out: Container[str] = ()
-  ) -> matching.Variables:
-    """Returns the names and shapes of the variables.
+  def variables_without(self, names: Container[str]) -> matching.Variables:
+    """Returns the variables but those with some names."""
+    shapes = {name: self.shapes[name] for name in self.shapes if name not in names}
+    return self.variables._replace(shapes=shapes)
 
-    Args:
-      ordered: whether to read in which order the program created them, as far as the
-        checkpoint tells.
-      left_out: names to leave out.
-    """
-    order = self.creation_order() if ordered else []
-    shapes = self.shapes.items()
-    kept = {name: shape for name, shape in shapes if name not in left_out}
-    return matching.Variables(kept, order)
+
+def _nodes(path: str) -> List[tf.NodeDef]:
+  """Returns the ops in a `.meta` file; [] if it is missing or damaged."""
+  if not tf.gfile.Exists(path):
+    return []
+  try:
+    with tf.gfile.GFile(path, "rb") as file:
+      meta_graph = tf.MetaGraphDef.FromString(file.read())
+  except (tf.errors.OpError, message.DecodeError):
+    return []
+  return list(meta_graph.graph_def.node)
+
+
+def _lost_scopes(nodes: Iterable[tf.NodeDef]) -> Dict[str, str]:
+  """Returns the name scopes of conditionals of control flow v2, by the names of the
+  variables without scope that they use: those created in them have lost it.
+  """
+  scopes: Dict[str, str] = {}
+  for node in nodes:
+    if node.op in _CONDITIONALS:
+      for name in node.input:
+        if "/" not in name:
+          scopes[name] = naming_schemes.parse(node.name).scope
+  return scopes
 
 
 def match(
   graph: tf.Graph,
-  wanted: Mapping[str, Tuple[str, naming_schemes.Shape]],
+  wanted: Mapping[str, Named],
   checkpoint: Checkpoint,
 ) -> matching.Match:
   """Returns which variable in a checkpoint each variable of a graph is.
 
-      graph_variables = those wanted, and the other global variables of the graph
-      match them by name, shape and kind
-      if some of them may be several: again, with the order in the `.meta` file
+  Those wanted are matched together with the other global variables of the graph.
 
   Args:
     graph: the graph.
@@ -226,41 +243,46 @@ def match(
     The match of those in `wanted`, by their names there. The other variables of the
     graph are only compared: they show which names in the checkpoint are theirs.
   """
-  all_shapes = {name: shape for name, (_, shape) in wanted.items()}
-  ops = {name: op for name, (op, _) in wanted.items()}
-  known = {*ops, *ops.values()}
-  all_ops = dict(ops)
-  for name, (_, shape) in global_variables(graph).items():
+  variables = dict(wanted)
+  known = {*wanted, *[op for op, _ in wanted.values()]}
+  for name, variable in global_variables(graph).items():
     if name not in known:
-      all_shapes[name] = shape
-      all_ops[name] = name
-  explicit: Set[str] = set()
-  for name, op in ops.items():
+      variables[name] = variable
+  explicit: Dict[str, str] = {}
+  for name, (op, _) in wanted.items():
     is_kept = name != op and name in checkpoint.shapes
     if is_kept and not naming_schemes.is_state_name(name):
-      explicit.add(name)
-      del all_shapes[name], all_ops[name]
-  graph_variables = _graph_variables(graph, all_shapes, all_ops)
-  matched = matching.Match({}, {})
-  # The `.meta` file has the whole graph: it is read only if names do not suffice.
-  for ordered in (False, True):
-    matched = matching.match(
-      [name for name in wanted if name not in explicit],
-      graph_variables,
-      checkpoint.variables(ordered=ordered, left_out=explicit),
-      checkpoint.have_equal_values,
-    )
-    if not matched.ambiguous:
-      break
-  matched.names.update((name, name) for name in explicit)
+      explicit[name] = name
+      del variables[name]
+  matched = matching.match(
+    wanted,
+    _graph_variables(graph, variables),
+    checkpoint.variables_without(explicit),
+    checkpoint.have_equal_values,
+  )
+  matched.names.update(explicit)
   return matched
 
 
-def global_variables(graph: tf.Graph) -> Dict[str, Tuple[str, naming_schemes.Shape]]:
+def state_names(graph: tf.Graph, wanted: Mapping[str, Named]) -> Set[str]:
+  """Returns which variables are those of loss scales: of this package, of TensorFlow's
+  classes, and of imported graphs. `wanted` is that of `match`.
+  """
+  registered = loss_scale.state_names(graph)
+  names = set(
+    naming_schemes.state({name: shape for name, (_, shape) in wanted.items()})
+  )
+  for name, (op, _) in wanted.items():
+    if op in registered:
+      names.add(name)
+  return names
+
+
+def global_variables(graph: tf.Graph) -> Dict[str, Named]:
   """Returns (name, shape) of each global variable with a known shape, by its name, as
   `match` takes them.
   """
-  result: Dict[str, Tuple[str, naming_schemes.Shape]] = {}
+  result: Dict[str, Named] = {}
   for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
     name = op_name(variable)
     if name and variable.shape.is_fully_defined():
@@ -269,44 +291,46 @@ def global_variables(graph: tf.Graph) -> Dict[str, Tuple[str, naming_schemes.Sha
 
 
 def _graph_variables(
-  graph: tf.Graph, shapes: naming_schemes.Shapes, ops: Mapping[str, str]
+  graph: tf.Graph, variables: Mapping[str, Named]
 ) -> matching.Variables:
-  """Returns variables of a graph, by the names of `shapes`; `ops` has those of their
-  ops.
-  """
+  """Returns variables of a graph for `matching.match`."""
   place = {op.name: number for number, op in enumerate(graph.get_operations())}
   kinds = loss_scale.kinds_of_created(graph)
-  order = sorted(shapes, key=lambda name: place[ops[name]])
-  kinds_by_name = {name: kinds[op] for name, op in ops.items() if op in kinds}
+  shapes = {name: shape for name, (_, shape) in variables.items()}
+  order = sorted(shapes, key=lambda name: place[variables[name][0]])
+  kinds_by_name = {
+    name: kinds[op] for name, (op, _) in variables.items() if op in kinds
+  }
   return matching.Variables(shapes, order, kinds_by_name)
 
 
-def ambiguity(
-  ambiguous: Mapping[str, Sequence[str]], path: str, remedy: Optional[str] = None
-) -> str:
-  """Returns the message of an error for variables that may be several in a checkpoint.
+def ambiguity(match: matching.Match, path: str, remedy: str = "") -> str:
+  """Returns the message of an error for variables that may be several in a checkpoint,
+  with a map of names to be completed.
 
   Args:
-    ambiguous: the names that each variable may have in the checkpoint.
+    match: what is certain, and what is not.
     path: the path of the checkpoint.
-    remedy: what else to do; by default that for a Saver or an assignment map.
+    remedy: what else to do with the map; by default a conversion.
   """
-  choices = [
-    "{} may be {}".format(name, " or ".join(sources))
-    for name, sources in ambiguous.items()
-  ]
-  if not remedy:
-    example = next(iter(ambiguous.values()))[-1]
-    remedy = "Or pass the names, as in {{{!r}: variable, ...}}.".format(example)
-  order = (
-    "Expected the .meta file beside the checkpoint, which has the order in which the "
-    "program creates them."
-  )
-  if tf.gfile.Exists("{}.meta".format(path)):
-    order = "The .meta file beside the checkpoint does not tell, either."
+  names = {name: source for name, source in match.names.items() if name != source}
+  for name, sources in match.ambiguous.items():
+    if len(sources) == 1:
+      sources = [*sources, "nothing"]
+    names[name] = " or ".join(sources)
   return (
-    "The checkpoint {} has variables of several optimizers, and their names do not "
-    "tell which is which: {}. {} {}".format(path, "; ".join(choices), order, remedy)
+    "The checkpoint {} has variables of several optimizers, and neither their names "
+    "nor a .meta file beside it tell which is which. Complete this map of names in the "
+    "graph to names in the checkpoint, without those that are nothing there. {} "
+    "{}".format(path, remedy or conversion(path), json.dumps(names, indent=2))
+  )
+
+
+def conversion(path: str) -> str:
+  """Returns what an error advises to do with a map of names."""
+  return (
+    "Write it to a FILE, and restore what `python -m mp_compat checkpoint convert {} "
+    "OUT --to mp_compat --name-map FILE` writes.".format(path)
   )
 
 
@@ -346,20 +370,6 @@ def open_with_own_names(filepattern: str) -> Any:
   return _Reader(reader, Checkpoint(tf.compat.as_str_any(filepattern), reader))
 
 
-class _Known(NamedTuple):
-  """What a reader knows of the default graph of the last call.
-
-  Attributes:
-    graph: The graph; None before the first call.
-    version: Its version, which changes with each op.
-    matched: Which variables in the checkpoint its variables are.
-  """
-
-  graph: Optional[tf.Graph]
-  version: int
-  matched: matching.Match
-
-
 class _Reader:
   """A reader with two names for a variable: its name in the checkpoint, and that of
   this package.
@@ -373,11 +383,12 @@ class _Reader:
     """Wraps TensorFlow's `reader` of a `checkpoint` that is not object-based."""
     self._reader = reader
     self._checkpoint = checkpoint
-    self._own_names = {name: name for name in checkpoint.shapes}
-    self._plain_names = translation.plain_names(
-      checkpoint.variables(ordered=True), checkpoint.have_equal_values
-    )
-    self._known = _Known(graph=None, version=0, matched=matching.Match({}, {}))
+    self._names_without_graph = {
+      **_plain_names(checkpoint),
+      **{name: name for name in checkpoint.shapes},
+    }
+    # It is called for each variable.
+    self._match = functools.lru_cache(maxsize=1)(self._match_graph)
 
   def __getattr__(self, name: str) -> Any:
     """Returns an attribute that does not depend on names from TensorFlow's reader."""
@@ -396,10 +407,11 @@ class _Reader:
         several in the checkpoint.
     """
     name = tf.compat.as_str_any(tensor_str)
-    ambiguous = self._match().ambiguous
-    if name in ambiguous:
+    graph = tf.get_default_graph()
+    matched = self._match(graph, graph.version)
+    if name in matched.ambiguous:
       raise tf.errors.InvalidArgumentError(
-        None, None, ambiguity({name: ambiguous[name]}, self._checkpoint.path)
+        None, None, ambiguity(matched, self._checkpoint.path)
       )
     return self._reader.get_tensor(self._names().get(name, name))
 
@@ -415,18 +427,31 @@ class _Reader:
 
   def _names(self) -> Dict[str, str]:
     """Returns all names, each with the name in the checkpoint."""
-    return {**self._plain_names, **self._own_names, **self._match().names}
-
-  def _match(self) -> matching.Match:
-    """Returns which variables in the checkpoint those of the default graph are, if
-    an optimizer with a loss scale created some of them.
-    """
     graph = tf.get_default_graph()
-    version = graph.version
-    if self._known.graph is graph and self._known.version == version:
-      return self._known.matched
-    found = matching.Match({}, {})
-    if loss_scale.kinds_of_created(graph):
-      found = match(graph, global_variables(graph), self._checkpoint)
-    self._known = _Known(graph, graph.version, found)
-    return found
+    return {**self._names_without_graph, **self._match(graph, graph.version).names}
+
+  def _match_graph(self, graph: tf.Graph, version: int) -> matching.Match:
+    """Returns which variables in the checkpoint those of a graph are, if an optimizer
+    with a loss scale created some of them.
+
+    Args:
+      graph: the graph.
+      version: its version, which changes with each op.
+    """
+    del version
+    if not loss_scale.kinds_of_created(graph):
+      return matching.Match({}, {})
+    return match(graph, global_variables(graph), self._checkpoint)
+
+
+def _plain_names(checkpoint: Checkpoint) -> Dict[str, str]:
+  """Returns the names in a checkpoint by those without loss scaling; {} if these are
+  not certain.
+  """
+  try:
+    names = translation.translate(
+      checkpoint.variables, naming_schemes.PLAIN.name, checkpoint.have_equal_values
+    )
+  except ValueError:
+    return {}
+  return {name: source for name, source in names.items() if source}

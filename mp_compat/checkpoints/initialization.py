@@ -3,14 +3,13 @@
 naming scheme.
 """
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import variables
 from mp_compat.checkpoints import files
-from mp_compat.core import loss_scale
-from mp_compat.core import naming_schemes
+from mp_compat.core import matching
 from mp_compat.core import variable_scope
 
 
@@ -35,45 +34,22 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   """
   wanted = variable_scope.variables_of(wanted)
   pairs = list(wanted.items() if isinstance(wanted, Mapping) else wanted)
-  named: Dict[str, tf.Variable] = {}
-  targets: List[str] = []  # names of scopes and variables
-  for name, value in pairs:
-    if isinstance(value, str):
-      targets.append(value)
-    else:
-      named[name] = value
+  targets = [value for _, value in pairs if isinstance(value, str)]
+  named = {name: value for name, value in pairs if not isinstance(value, str)}
   matches = _match(named, path)
-  left_out = [name for name in _state_names(matches) if not matches[name].is_usable]
+  wanted_by_name = {name: match.named for name, match in matches.items()}
+  state = files.state_names(tf.get_default_graph(), wanted_by_name)
+  left_out = [name for name in matches if name in state and not matches[name].is_usable]
   _warn_left_out(left_out, path)
   _warn_outside_scopes(targets, matches, path)
-  renamed = _renamed(matches)
-  if not left_out and not renamed:
-    return wanted
-  result = {}
+  result: Dict[str, Any] = {}
   for name, value in pairs:
     if name not in left_out:
-      result[renamed.get(name, name)] = value
+      source = matches[name].source if name in matches else None
+      result[source or name] = value
+  if list(result.items()) == pairs:
+    return wanted
   return result
-
-
-def _renamed(matches: "Dict[str, _Match]") -> Dict[str, str]:
-  """Returns the names in the checkpoint of variables that have another one there."""
-  found: Dict[str, str] = {}
-  for name, match in matches.items():
-    if match.source and match.source != name:
-      found[name] = match.source
-  return found
-
-
-def _state_names(matches: "Dict[str, _Match]") -> List[str]:
-  """Returns the names of the variables of loss scales."""
-  registered = loss_scale.state_names(tf.get_default_graph())
-  known = naming_schemes.state({name: match.shape for name, match in matches.items()})
-  found = []
-  for name, match in matches.items():
-    if name in known or match.parts[0].op.name in registered:
-      found.append(name)
-  return found
 
 
 def name_map(
@@ -126,6 +102,11 @@ class _Match(NamedTuple):
   source: Optional[str] = None
   is_usable: bool = False
 
+  @property
+  def named(self) -> files.Named:
+    """Returns the name of the op and the shape of the whole variable."""
+    return self.parts[0].op.name, self.shape
+
 
 def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
   """Returns which variable in a checkpoint each variable of a graph is.
@@ -135,15 +116,15 @@ def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
   Raises:
     ValueError: If there is no checkpoint, or a variable may be one of several in it.
   """
-  found, ambiguous = _find(var_list, path)
-  if ambiguous:
-    raise ValueError(files.ambiguity(ambiguous, files.resolve_path(path)))
+  found, match = _find(var_list, path)
+  if match.ambiguous:
+    raise ValueError(files.ambiguity(match, files.resolve_path(path)))
   return found
 
 
 def _find(
   var_list: files.VarList, path: files.Path
-) -> Tuple[Dict[str, _Match], Dict[str, List[str]]]:
+) -> Tuple[Dict[str, _Match], matching.Match]:
   """Returns what is known of the variables of a graph in a checkpoint.
 
   Args:
@@ -153,17 +134,16 @@ def _find(
 
   Returns:
     The variables by the names that `tf.train.Saver` gives them, or by those of the
-    dict; and for each that may be one of several in the checkpoint, these.
+    dict; and their names in the checkpoint.
 
   Raises:
     ValueError: If there is no checkpoint.
   """
   wanted: Dict[str, _Match] = {}
-  named: Iterable[Tuple[Optional[str], tf.Variable]]
   if isinstance(var_list, dict):
-    named = var_list.items()
+    named = list(var_list.items())
   else:
-    named = [(None, value) for value in var_list]
+    named = [("", value) for value in var_list]
   for name, value in named:
     parts = [value] if files.op_name(value) else value
     for part in parts:
@@ -175,13 +155,13 @@ def _find(
   checkpoint = files.Checkpoint(files.resolve_path(path))
   matched = files.match(
     tf.get_default_graph(),
-    {name: (each.parts[0].op.name, each.shape) for name, each in wanted.items()},
+    {name: each.named for name, each in wanted.items()},
     checkpoint,
   )
   for name, source in matched.names.items():
     is_usable = checkpoint.dtypes[source] == wanted[name].parts[0].dtype.base_dtype
     wanted[name] = wanted[name]._replace(source=source, is_usable=is_usable)
-  return wanted, matched.ambiguous
+  return wanted, matched
 
 
 def _whole_variable(part: tf.Variable) -> Tuple[str, Tuple[int, ...]]:
@@ -235,17 +215,15 @@ def _warn_outside_scopes(
     path: the checkpoint.
   """
   scopes = tuple(target.lstrip("/") for target in targets if target.endswith("/"))
-  matched: Set[str] = set()
-  for match in matches.values():
-    matched.update(part.op.name for part in match.parts)
+  matched = {part.op.name for match in matches.values() for part in match.parts}
   others = []
   for variable in _outside_scopes(scopes):
     if variable.op.name not in matched:
       others.append(variable)
   if not others:
     return
-  found, ambiguous = _find(others, path)
-  names = [name for name, match in found.items() if match.source or name in ambiguous]
+  _, match = _find(others, path)
+  names = [*match.names, *match.ambiguous]
   if names:
     log.warn(
       "A map of scopes does not initialize %s from the checkpoint %s, which has values "

@@ -15,7 +15,6 @@ from typing import (
   Optional,
   Sequence,
   Set,
-  Tuple,
 )
 
 import numpy as np
@@ -23,7 +22,6 @@ import numpy as np
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
-from mp_compat.core import loss_scale
 from mp_compat.core import naming_schemes
 from mp_compat.core import variable_scope
 from mp_compat.graph import runs
@@ -164,9 +162,8 @@ def _is_unchanged(
   entry: "_Entry", matched: Dict[str, str], checkpoint: files.Checkpoint
 ) -> bool:
   """Returns whether TensorFlow finds a tensor as it is in a checkpoint."""
-  if matched.get(entry.name) != entry.name:
-    return False
-  return checkpoint.dtypes[entry.name] == entry.tensor.dtype
+  is_renamed = matched.get(entry.name) != entry.name
+  return not is_renamed and _is_readable(entry, matched, checkpoint)
 
 
 class _Entry(NamedTuple):
@@ -179,14 +176,17 @@ class _Entry(NamedTuple):
       the whole tensor.
     variables: The ops of the variables: with `tf.distribute`, one per local device;
       empty for an iterator's state.
-    reshaped: Whether the Saver reshapes it (`Saver(reshape=True)`).
   """
 
   tensor: tf.Tensor
   name: str
   part: str
   variables: List[tf.Operation]
-  reshaped: bool
+
+  @property
+  def is_reshaped(self) -> bool:
+    """Returns whether the Saver reshapes the tensor (`Saver(reshape=True)`)."""
+    return any(op.type == "Reshape" for op in self.tensor.consumers())
 
   @property
   def is_needed(self) -> bool:
@@ -206,51 +206,32 @@ class _Entry(NamedTuple):
     return tf.TensorShape(None)
 
 
-class _Assignment(NamedTuple):
-  """A variable to which a tensor is assigned.
-
-  Attributes:
-    variable: The op of the variable.
-    reshaped: Whether the tensor is reshaped before.
-  """
-
-  variable: tf.Operation
-  reshaped: bool
-
-
 def _entries(restore_op: tf.Operation) -> List[_Entry]:
   """Returns the tensors that running `restore_op` reads, those of each RestoreV2 op in
   their order.
   """
   ops = runs.executed_ops([restore_op])
-  assigned = _assignments(ops)
+  assigned = _assigned(ops)
   entries = []
   for op in ops:
-    if op.type != "RestoreV2":
-      continue
-    _, names, parts = op.inputs
-    for tensor, name, part in zip(op.outputs, _strings(names), _strings(parts)):
-      assignments = assigned[tensor.name]
-      variables = [each.variable for each in assignments]
-      reshaped = any(each.reshaped for each in assignments)
-      entries.append(_Entry(tensor, name, part, variables, reshaped))
+    if op.type == "RestoreV2":
+      _, names, parts = op.inputs
+      for tensor, name, part in zip(op.outputs, _strings(names), _strings(parts)):
+        entries.append(_Entry(tensor, name, part, assigned[tensor.name]))
   return entries
 
 
-def _assignments(ops: List[tf.Operation]) -> Dict[str, List[_Assignment]]:
-  """Returns the variables that ops assign, by the names of the tensors that RestoreV2
-  ops read for them; a tensor may be cast or copied to a device before.
+def _assigned(ops: List[tf.Operation]) -> Dict[str, List[tf.Operation]]:
+  """Returns the ops of the variables that are assigned, by the names of the tensors
+  that RestoreV2 ops read for them; a tensor may be cast or copied to a device before.
   """
-  found: Dict[str, List[_Assignment]] = collections.defaultdict(list)
+  found: Dict[str, List[tf.Operation]] = collections.defaultdict(list)
   for op in ops:
-    if op.type not in ("Assign", "AssignVariableOp"):
-      continue
-    value = op.inputs[1]
-    reshaped = False
-    while value.op.type != "RestoreV2" and value.op.inputs:
-      reshaped = reshaped or value.op.type == "Reshape"
-      value = value.op.inputs[0]
-    found[value.name].append(_Assignment(op.inputs[0].op, reshaped))
+    if op.type in ("Assign", "AssignVariableOp"):
+      variable, value = op.inputs[0].op, op.inputs[1]
+      while value.op.type != "RestoreV2" and value.op.inputs:
+        value = value.op.inputs[0]
+      found[value.name].append(variable)
   return found
 
 
@@ -293,14 +274,14 @@ def _match_names(
     if entry.name in checkpoint.shapes and entry.name not in wanted:
       matched[entry.name] = entry.name
   matched.update(match.names)
-  state = _state_names(graph, needed, wanted)
+  state = files.state_names(graph, wanted)
   certain = {name: needed[name] for name in needed if name not in match.ambiguous}
   _check_fits(certain, matched, state, checkpoint)
   if match.ambiguous:  # A missing variable may be the reason: it is reported first.
     raise tf.errors.InvalidArgumentError(
       None,
       None,
-      "Nothing was restored. " + files.ambiguity(match.ambiguous, checkpoint.path),
+      "Nothing was restored. " + files.ambiguity(match, checkpoint.path),
     )
   initialized = [name for name in needed if name not in matched]
   if initialized:
@@ -312,42 +293,19 @@ def _match_names(
   return matched
 
 
-def _state_names(
-  graph: tf.Graph,
-  needed: Dict[str, _Entry],
-  wanted: Dict[str, Tuple[str, naming_schemes.Shape]],
-) -> Set[str]:
-  """Returns which names in the Saver are those of variables of loss scales."""
-  names = _names_by_op(needed)
-  state = {names[op] for op in names.keys() & loss_scale.state_names(graph)}
-  # of TensorFlow's classes, and of imported graphs
-  shapes = {name: shape for name, (_, shape) in wanted.items()}
-  state.update(naming_schemes.state(shapes))
-  return state
-
-
 def _wanted(
   entries: Dict[str, _Entry],
-) -> Dict[str, Tuple[str, naming_schemes.Shape]]:
+) -> Dict[str, files.Named]:
   """Returns the name of a variable's op, and the shape, by the name in the Saver, as
   `files.match` takes them; omits what is no variable, or has no known shape.
   """
-  wanted: Dict[str, Tuple[str, naming_schemes.Shape]] = {}
+  wanted: Dict[str, files.Named] = {}
   for name, entry in entries.items():
     ops = [variable.name for variable in entry.variables]
     if ops and entry.shape.is_fully_defined():
       op = name if name in ops else ops[0]
       wanted[name] = op, tuple(entry.shape.as_list())
   return wanted
-
-
-def _names_by_op(entries: Dict[str, _Entry]) -> Dict[str, str]:
-  """Returns the names that the Saver reads by the names of the variables' ops."""
-  found: Dict[str, str] = {}
-  for name, entry in entries.items():
-    for variable in entry.variables:
-      found[variable.name] = name
-  return found
 
 
 def _check_fits(
@@ -381,7 +339,7 @@ def _differences(
   """
   text = "{} has the {} {} in the graph, {} in the checkpoint"
   size = np.prod(shape, dtype=np.int64)
-  can_reshape = entry.reshaped and entry.shape.num_elements() == size
+  can_reshape = entry.is_reshaped and entry.shape.num_elements() == size
   if not can_reshape and not entry.shape.is_compatible_with(shape):
     yield text.format(entry.name, "shape", entry.shape, list(shape))
   if dtype != entry.tensor.dtype and not is_state:
@@ -398,11 +356,13 @@ def _mismatch(
   if missing:
     parts.append(
       "Not found in the checkpoint {}, which has the naming scheme {}: {}. It has: "
-      "{}.".format(
+      "{}. For other names, make a map of those in the graph to those in the "
+      "checkpoint. {}".format(
         checkpoint.path,
         naming_schemes.recognize(checkpoint.shapes).name,
         ", ".join(missing),
         ", ".join(sorted(checkpoint.shapes)),
+        files.conversion(checkpoint.path),
       )
     )
   if different:
@@ -429,12 +389,6 @@ def _restore_feeds(
   tensor of the same dtype (a stand-in). If the checkpoint has no tensor of that dtype,
   all outputs in use are fed instead, so that the op does not run.
 
-      for each RestoreV2 op:
-        to_read = for each output, the matched name if its dtype fits, else a stand-in
-        feed the value of each output in use that does not fit
-        if there is a stand-in wherever one is needed: feed `to_read` to the op
-        else: feed the values of the outputs that fit, too
-
   Args:
     sess: the Session, which computes initial values.
     entries: the tensors that the Saver reads, those of one op next to each other.
@@ -448,23 +402,33 @@ def _restore_feeds(
   """
   stand_ins = _stand_ins(checkpoint)
   feeds: Dict[str, object] = {}
-  for op, outputs in itertools.groupby(entries, lambda entry: entry.tensor.op):
+  for op, group in itertools.groupby(entries, lambda entry: entry.tensor.op):
+    outputs = list(group)
     to_read: List[Optional[str]] = []
-    fitting: List[_Entry] = []
+    to_feed: List[_Entry] = []
     for entry in outputs:
-      source = matched.get(entry.name)
-      dtype = entry.tensor.dtype
-      fits = source is not None and checkpoint.dtypes[source] == dtype
-      to_read.append(source if fits else stand_ins.get(dtype))
-      if entry.is_needed and fits:
-        fitting.append(entry)
-      elif entry.is_needed:
-        feeds[entry.tensor.name] = _value(sess, entry, source, checkpoint)
-    if None not in to_read:
+      if _is_readable(entry, matched, checkpoint):
+        to_read.append(matched[entry.name])
+      else:
+        to_read.append(stand_ins.get(entry.tensor.dtype))
+        to_feed.append(entry)
+    if None in to_read:
+      to_feed = outputs
+    else:
       feeds[op.inputs[1].name] = to_read
-    elif fitting:
-      feeds.update(_values_of(fitting, matched, checkpoint))
+    for entry in to_feed:
+      if entry.is_needed:
+        feeds[entry.tensor.name] = _value(sess, entry, matched, checkpoint)
   return feeds
+
+
+def _is_readable(
+  entry: _Entry, matched: Dict[str, str], checkpoint: files.Checkpoint
+) -> bool:
+  """Returns whether a RestoreV2 op can read a tensor under its name in `matched`."""
+  if entry.name not in matched:
+    return False
+  return checkpoint.dtypes[matched[entry.name]] == entry.tensor.dtype
 
 
 def _stand_ins(checkpoint: files.Checkpoint) -> Dict[tf.DType, str]:
@@ -481,24 +445,10 @@ def _stand_ins(checkpoint: files.Checkpoint) -> Dict[tf.DType, str]:
   return found
 
 
-def _values_of(
-  entries: List[_Entry], matched: Dict[str, str], checkpoint: files.Checkpoint
-) -> Dict[str, np.ndarray]:
-  """Returns the values to restore, read from a checkpoint, by the names of the tensors
-  that RestoreV2 would read.
-  """
-  values = checkpoint.read_slices(
-    names=[matched[entry.name] for entry in entries],
-    parts=[entry.part for entry in entries],
-    dtypes=[entry.tensor.dtype for entry in entries],
-  )
-  return {entry.tensor.name: value for entry, value in zip(entries, values)}
-
-
 def _value(
   sess: tf.Session,
   entry: _Entry,
-  source_name: Optional[str],
+  matched: Dict[str, str],
   checkpoint: files.Checkpoint,
 ) -> np.ndarray:
   """Returns the value to assign to a variable.
@@ -506,15 +456,18 @@ def _value(
   Args:
     sess: the Session, which computes the initial value.
     entry: the tensor that is assigned to the variable.
-    source_name: the name in the checkpoint to read; None for the initial value.
+    matched: names in the checkpoint; without one, the value is the initial one.
     checkpoint: the checkpoint.
 
   Returns:
     An array; a value from the checkpoint is converted to the dtype of `entry.tensor`.
   """
-  if source_name is not None:
-    return checkpoint.read(source_name).astype(entry.tensor.dtype.as_numpy_dtype)
-  # The name of the initializer is part of the graph format.
-  initializer = entry.variables[0].name + "/Assign"
-  initial_value = sess.graph.get_operation_by_name(initializer).inputs[1]
-  return sess.run(initial_value)
+  if entry.name not in matched:
+    # The name of the initializer is part of the graph format.
+    initializer = entry.variables[0].name + "/Assign"
+    initial_value = sess.graph.get_operation_by_name(initializer).inputs[1]
+    return sess.run(initial_value)
+  source = matched[entry.name]
+  if entry.part:
+    return checkpoint.read_slice(source, entry.part)
+  return checkpoint.read(source).astype(entry.tensor.dtype.as_numpy_dtype)

@@ -9,7 +9,8 @@ have other names in each naming scheme, and one name can be that of two optimize
     Adam with a dynamic loss scale         beta1_power      cond_1/beta1_power
     Adam without loss scaling              beta1_power_1    beta1_power
 
-So all variables of a kind (`beta1_power`) are compared at once. `match` has the rule.
+So all variables of a kind (`beta1_power`) are compared at once, and so are those of
+loss scales in one role. `match` has the rule.
 """
 
 import collections
@@ -54,11 +55,14 @@ class Variables(NamedTuple):
     loss_scales: The kinds of loss scales, by the names of the variables that optimizers
       with these loss scales created when they applied gradients. Only graphs of this
       package have them.
+    scopes: The name scopes in which optimizers apply gradients, by the names of
+      variables whose names have lost them.
   """
 
   shapes: naming_schemes.Shapes
   order: Sequence[str] = ()
   loss_scales: Mapping[str, str] = MappingProxyType({})
+  scopes: Mapping[str, str] = MappingProxyType({})
 
 
 class Match(NamedTuple):
@@ -72,6 +76,20 @@ class Match(NamedTuple):
 
   names: Dict[str, str]
   ambiguous: Dict[str, List[str]]
+
+
+class Kind(NamedTuple):
+  """What variables that are compared at once have in common.
+
+  Attributes:
+    stem: The last part of their names, without number; the role in a loss scale.
+    shape: Their shape.
+    is_state: Whether they are those of loss scales.
+  """
+
+  stem: str
+  shape: Tuple[int, ...]
+  is_state: bool
 
 
 class Member(NamedTuple):
@@ -101,6 +119,11 @@ class Member(NamedTuple):
     """Returns its name scope, without conditionals."""
     return self.parsed.scope
 
+  @property
+  def has_lost_scope(self) -> bool:
+    """Returns whether its name lacks its scope (`Variables.scopes`)."""
+    return bool(self.scope) and "/" not in self.name
+
 
 Members = List[Member]
 _KeyOf = Callable[[Member], Hashable]  # what variables of one group have in common
@@ -114,15 +137,13 @@ def match(
 ) -> Match:
   """Returns which variable in a checkpoint each wanted variable of a graph is.
 
-      variables of loss scales   by role: in the same scope, in the order of creation;
-                                 then in another scope, if that is clear
-      kinds of variables that optimizers create (`kinds`):
+      kinds of variables that optimizers and loss scales create (`is_renamed`):
         names = each way in which graph and checkpoint can be those of one program
         if one fits, or all that fit agree: these names
         elif one is a part of the other: the same names
         elif all that a variable may be have equal values: one of these
         else: ambiguous
-      all others                 by name
+      all others: by name
 
   Args:
     wanted: the names of the variables to restore.
@@ -132,42 +153,45 @@ def match(
       several equal ones is restored.
   """
   matched = Match({name: name for name in graph.shapes if name in found.shapes}, {})
-  _match_state(graph, found.shapes, matched)
   found_kinds = kinds(found)
   for kind, members in kinds(graph).items():
     others = found_kinds.get(kind, [])
     if is_renamed(kind, members + others):
       for member in members:
         matched.names.pop(member.name, None)
-      _match_kind(members, others, bool(graph.loss_scales), have_equal_values, matched)
+      _match_kind(kind, members, others, have_equal_values, matched)
   return Match(
     {name: matched.names[name] for name in wanted if name in matched.names},
     {name: matched.ambiguous[name] for name in wanted if name in matched.ambiguous},
   )
 
 
-def kinds(variables: Variables) -> Dict[Hashable, Members]:
-  """Returns the variables by kind: the last part of the name, without number, and the
-  shape; sorted by the order of creation, as far as it is known.
+def kinds(variables: Variables) -> Dict[Kind, Members]:
+  """Returns the variables by kind, sorted by the order of creation, as far as it is
+  known.
 
   Conditionals in names are those of loss scaling only if there is a loss scale, but for
   Adam's powers, which only an optimizer creates.
   """
-  has_loss_scale = bool(naming_schemes.state(variables.shapes))
+  roles = naming_schemes.state(variables.shapes)
   positions = {name: index for index, name in enumerate(variables.order)}
-  result: Dict[Hashable, Members] = collections.defaultdict(list)
+  result: Dict[Kind, Members] = collections.defaultdict(list)
   for name, shape in variables.shapes.items():
     parsed = naming_schemes.parse(name)
-    if parsed.stem not in POWERS:
-      if not has_loss_scale:
+    loss_scale = variables.loss_scales.get(name)
+    if name in roles:
+      parsed, loss_scale = parsed._replace(stem=roles[name]), None
+    elif parsed.stem in POWERS:
+      parsed = parsed._replace(scope=variables.scopes.get(name, parsed.scope))
+    else:
+      if not roles:
         parsed = parsed._replace(scope=name.rpartition("/")[0], conditionals=())
       parsed = _with_number(parsed)
-    loss_scale = variables.loss_scales.get(name)
     alone = parsed.form
     if alone.depth and not variables.loss_scales:  # in a conditional of loss scaling
       alone, loss_scale = alone._replace(depth=alone.depth - 1), DYNAMIC
     member = Member(positions.get(name, -1), parsed, name, alone, loss_scale)
-    result[parsed.stem, tuple(shape)].append(member)
+    result[Kind(parsed.stem, tuple(shape), name in roles)].append(member)
   for members in result.values():
     members.sort(key=lambda member: member[:3])
     if members[0].position < 0:  # It is not known of all: only names tell the order.
@@ -183,35 +207,38 @@ def _with_number(parsed: Name) -> Name:
   return parsed._replace(stem=numbered.group(1), number=int(numbered.group(2)))
 
 
-def is_renamed(kind: Hashable, members: Members) -> bool:
+def is_renamed(kind: Kind, members: Members) -> bool:
   """Returns whether naming schemes can have other names for a kind of variables."""
-  if kind in [(power, ()) for power in POWERS]:
+  if kind.is_state or (kind.stem in POWERS and not kind.shape):
     return True
   return any(member.loss_scale or member.form.depth for member in members)
 
 
+def _same_names(members: Members, found: Members) -> Dict[str, str]:
+  """Returns the names of the variables whose names a checkpoint has, too."""
+  names = {member.name for member in found}
+  return {member.name: member.name for member in members if member.name in names}
+
+
 def _match_kind(
+  kind: Kind,
   members: Members,
   found: Members,
-  has_kinds: bool,
   have_equal_values: HaveEqualValues,
   matched: Match,
 ) -> None:
   """Adds to `matched` which of `found` each of the variables of a kind is.
 
   Args:
+    kind: the kind.
     members: those of the graph.
     found: those in the checkpoint.
-    has_kinds: whether the graph tells which optimizers have a loss scale.
     have_equal_values: compares variables in the checkpoint.
     matched: what is known of other kinds.
   """
-  others = without_second_names(found, have_equal_values)
-  fits = _fits(members, found, has_kinds) or _fits(members, others, has_kinds)
-  is_extended = _is_part(found, members) and not _may_have_lost_scope(members, found)
-  if not fits and (is_extended or _is_part(members, others)):
-    names = {member.name for member in found}
-    fits = [{member.name: member.name for member in members if member.name in names}]
+  fits = _fits(kind, members, found)
+  if not fits and (_is_part(members, found) or _is_extended(members, found)):
+    fits = [_same_names(members, found)]
   used: List[str] = []
   for member in members:
     sources = [names[member.name] for names in fits if member.name in names]
@@ -227,7 +254,7 @@ def _match_kind(
       matched.ambiguous[member.name] = sources
 
 
-def _fits(members: Members, found: Members, has_kinds: bool) -> List[Dict[str, str]]:
+def _fits(kind: Kind, members: Members, found: Members) -> List[Dict[str, str]]:
   """Returns each way in which a graph and a checkpoint can be those of one program: the
   names in the checkpoint by those in the graph.
 
@@ -235,19 +262,17 @@ def _fits(members: Members, found: Members, has_kinds: bool) -> List[Dict[str, s
       or, in each group, there are as many, in an order of creation that is certain:
         the graph's names as each naming scheme writes them, by form
         by scope: then it does not matter who has a loss scale
-        all in one group, if one side has lost its scopes, and who has a loss scale is
-          not known
+      or, for loss scales, which a program creates in any scope: all in one group
   """
-  names = {member.name: member.name for member in members}
-  if set(names) == {member.name for member in found}:
-    return [names]
-  keys: List[Tuple[_KeyOf, _KeyOf]] = [(_scope, _scope)]
+  same = _same_names(members, found)
+  if len(same) == len(members) == len(found):
+    return [same]
+  fits = [_pair(members, found, scope_of, scope_of)]
   for write in naming_schemes.FORMS:
-    keys.append((_form_in(write), lambda member: member.form))
-  if not has_kinds and not all(any(map(_scope, side)) for side in (members, found)):
-    keys.append((lambda member: "", lambda member: ""))
-  paired = [_pair(grouped(members, one), grouped(found, two)) for one, two in keys]
-  return [pairs for pairs in paired if pairs]
+    fits.append(_pair(members, found, _form_in(write), _form))
+  if kind.is_state and not any(fits):
+    fits = [_pair(members, found, _anywhere, _anywhere)]
+  return [pairs for pairs in fits if pairs]
 
 
 def _form_in(write: naming_schemes.WriteForm) -> _KeyOf:
@@ -255,9 +280,20 @@ def _form_in(write: naming_schemes.WriteForm) -> _KeyOf:
   return lambda member: write(member.alone, member.loss_scale)
 
 
-def _scope(member: Member) -> str:
+def _form(member: Member) -> Form:
+  """Returns a key: the form of the name."""
+  return member.form
+
+
+def scope_of(member: Member) -> str:
   """Returns a key: the name scope without conditionals; "" for none."""
   return member.scope
+
+
+def _anywhere(member: Member) -> str:
+  """Returns one key for all variables."""
+  del member
+  return ""
 
 
 def grouped(members: Iterable[Member], key_of: _KeyOf) -> Dict[Hashable, Members]:
@@ -269,21 +305,22 @@ def grouped(members: Iterable[Member], key_of: _KeyOf) -> Dict[Hashable, Members
 
 
 def _pair(
-  groups: Mapping[Hashable, Members], others: Mapping[Hashable, Members]
+  members: Members, found: Members, key_of: _KeyOf, found_key_of: _KeyOf
 ) -> Dict[str, str]:
-  """Returns the names in `others` by those in `groups`, each by its place in its group;
-  {} if there are not as many in each, or their order is not certain.
+  """Returns the names in a checkpoint by those in the graph, each by its place in the
+  group with its key; {} if there are not as many in each, or their order is not
+  certain.
   """
-  pairs: Dict[str, str] = {}
+  groups, others = grouped(members, key_of), grouped(found, found_key_of)
   if set(groups) != set(others):
     return {}
-  for key, members in groups.items():
-    if len(members) != len(others[key]):
+  pairs: Dict[str, str] = {}
+  for key, group in groups.items():
+    other = others[key]
+    if len(group) != len(other) or not (is_ordered(group) and is_ordered(other)):
       return {}
-    if not is_ordered(members) or not is_ordered(others[key]):
-      return {}
-    for member, other in zip(members, others[key]):
-      pairs[member.name] = other.name
+    for member, source in zip(group, other):
+      pairs[member.name] = source.name
   return pairs
 
 
@@ -299,54 +336,31 @@ def is_ordered(members: Members) -> bool:
 def _is_part(part: Members, whole: Members) -> bool:
   """Returns whether all names of one side are among those of the other.
 
-  Names without conditionals prove nothing if the other side has some.
+  Names that have lost their scopes prove nothing, and those without conditionals if the
+  other side has some.
   """
-  names = {member.name for member in whole}
-  if not all(member.name in names for member in part):
+  if any(member.has_lost_scope for member in part + whole):
+    return False
+  if len(_same_names(part, whole)) < len(part):
     return False
   return _have_conditionals(part) == _have_conditionals(whole)
 
 
-def _may_have_lost_scope(members: Members, found: Members) -> bool:
-  """Returns whether a name without scope in a checkpoint may be that of a variable that
-  has a scope in the graph.
+def _is_extended(members: Members, found: Members) -> bool:
+  """Returns whether the graph has all names in the checkpoint, and others.
+
+  A name without scope is no proof if one that the checkpoint lacks has a scope, which
+  it may have lost.
   """
-  names = {member.name for member in found}
-  missing = [member for member in members if member.name not in names]
-  return any(map(_scope, missing)) and not all(map(_scope, found))
+  same = _same_names(members, found)
+  missing = [member for member in members if member.name not in same]
+  may_be_lost = any(map(scope_of, missing)) and not all(map(scope_of, found))
+  return _is_part(found, members) and not may_be_lost
 
 
 def _have_conditionals(members: Members) -> bool:
   """Returns whether one of the names has a conditional."""
   return any(member.form.depth for member in members)
-
-
-def without_second_names(found: Members, have_equal_values: HaveEqualValues) -> Members:
-  """Returns the variables of a kind in a checkpoint without second names.
-
-  Earlier versions of `install()` wrote a variable as `beta1_power` and, with the same
-  value, as `cond_1/beta1_power`. A second name is no variable in the `.meta` file.
-  """
-  result: Members = []
-  for members in grouped(found, _scope).values():
-    inside = [member for member in members if member.form.depth]
-    outside = [member for member in members if not member.form.depth]
-    is_known = members[0].position >= 0
-    if is_known or not _are_copies(inside, outside, have_equal_values):
-      outside = members
-    result += outside
-  return result
-
-
-def _are_copies(
-  members: Members, others: Members, have_equal_values: HaveEqualValues
-) -> bool:
-  """Returns whether each variable has the value of one of the others."""
-  for member in members:
-    pairs = [[member.name, other.name] for other in others]
-    if not any(have_equal_values(pair) for pair in pairs):
-      return False
-  return True
 
 
 def _in_scope_of(member: Member, found: Iterable[Member]) -> List[str]:
@@ -358,70 +372,3 @@ def _in_scope_of(member: Member, found: Iterable[Member]) -> List[str]:
     if member.scope == other.scope or "" in (member.scope, other.scope):
       names.append(other.name)
   return names
-
-
-def _match_state(
-  graph: Variables, found: naming_schemes.Shapes, matched: Match
-) -> None:
-  """Adds the names in a checkpoint of the variables of loss scales.
-
-  Variables in several scopes are those that a checkpoint has outside of scopes in the
-  order of creation; without it, they are ambiguous.
-  """
-  wanted_roles = naming_schemes.state(graph.shapes)
-  found_roles = naming_schemes.state(found)
-  result = {name: name for name in wanted_roles if name in found}
-
-  def role_scope_and_number(name: str, role: str) -> Hashable:
-    parsed = naming_schemes.parse(name)
-    return role, parsed.scope, parsed.number
-
-  def role_and_scope(name: str, role: str) -> Hashable:
-    return role, naming_schemes.parse(name).scope
-
-  def role_only(name: str, role: str) -> Hashable:
-    del name
-    return role
-
-  for key_of in (role_scope_and_number, role_and_scope, role_only):
-    left = {name: role for name, role in wanted_roles.items() if name not in result}
-    unused = set(found_roles).difference(result.values())
-    candidates = _named_by_key({name: found_roles[name] for name in unused}, key_of)
-    for key, names in _named_by_key(left, key_of, graph.order).items():
-      sources = candidates.get(key, [])
-      if len(names) == len(sources) and _scopes_fit(names, sources):
-        if len(_scopes(names)) < 2 or set(names) <= set(graph.order):
-          result.update(zip(names, sources))
-        else:
-          matched.ambiguous.update(dict.fromkeys(names, sources))
-  matched.names.update(result)
-
-
-def _named_by_key(
-  roles: Mapping[str, str],
-  key_of: Callable[[str, str], Hashable],
-  order: Sequence[str] = (),
-) -> Dict[Hashable, List[str]]:
-  """Returns the names that have the same key, in `order`, or else by their numbers."""
-  places = {name: place for place, name in enumerate(order)}
-  groups: Dict[Hashable, List[str]] = collections.defaultdict(list)
-  for name in sorted(
-    roles, key=lambda name: (places.get(name, -1), naming_schemes.parse(name))
-  ):
-    groups[key_of(name, roles[name])].append(name)
-  return groups
-
-
-def _scopes(names: Iterable[str]) -> List[str]:
-  """Returns the different name scopes of variables."""
-  return sorted({naming_schemes.parse(name).scope for name in names})
-
-
-def _scopes_fit(wanted: List[str], found: List[str]) -> bool:
-  """Returns whether variables of one role can be those of a checkpoint: in the same
-  scopes, or clearly in another one. A program creates a loss scale in any scope.
-  """
-  wanted_scopes, found_scopes = _scopes(wanted), _scopes(found)
-  if wanted_scopes == found_scopes or found_scopes == [""]:
-    return True
-  return len(found_scopes) == 1 and len(wanted_scopes) == 1

@@ -54,19 +54,6 @@ class StateVariable(NamedTuple):
   initial: float = 0.0
 
 
-class Conditionals(NamedTuple):
-  """The conditionals that `apply_gradients` of a program builds.
-
-  Attributes:
-    total: How many it builds.
-    applying: The index of the one that applies. Under control flow v1, the names of
-      variables that are created in it begin with its name: `cond_1/beta1_power`.
-  """
-
-  total: int
-  applying: int
-
-
 class Form(NamedTuple):
   """What a name tells of the place where a variable was created.
 
@@ -92,15 +79,15 @@ class NamingScheme(NamedTuple):
     name: The name of the scheme.
     state: The variables of a loss scale, by their names in this package (roles).
     signature: Those that every dynamic loss scale has, by which it is recognized.
-    conditionals: The conditionals around the inner optimizer, by the kind of loss
-      scale. Without any, the variables that it creates have the names that it gives
-      them.
+    conditionals: By the kind of loss scale: which of the conditionals that
+      `apply_gradients` builds applies. Under control flow v1, the names of variables
+      that are created in it begin with its name: `cond_1/beta1_power`.
   """
 
   name: str
   state: Mapping[str, StateVariable]
   signature: Tuple[str, ...] = ()
-  conditionals: Mapping[str, Conditionals] = {}
+  conditionals: Mapping[str, int] = {}
 
   def form(self, alone: Form, loss_scale: Optional[str]) -> Form:
     """Returns the form of a variable that an optimizer creates; see `WriteForm`."""
@@ -136,7 +123,7 @@ TENSORFLOW = NamingScheme(
   "tensorflow",
   {"current_loss_scale": _SCALE, "good_steps": StateVariable("good_steps")},
   signature=("current_loss_scale",),
-  conditionals={DYNAMIC: Conditionals(total=2, applying=1)},
+  conditionals={DYNAMIC: 1},
 )
 CONTRIB = NamingScheme(
   "contrib",
@@ -146,10 +133,7 @@ CONTRIB = NamingScheme(
     "bad_steps": StateVariable("bad_steps", "int32"),
   },
   signature=("current_loss_scale", "good_steps"),
-  conditionals={
-    DYNAMIC: Conditionals(total=2, applying=0),
-    FIXED: Conditionals(total=1, applying=0),
-  },
+  conditionals={DYNAMIC: 0, FIXED: 0},
 )
 PLAIN = NamingScheme("plain", {})
 
@@ -189,9 +173,7 @@ _ROLES = {
   for scheme in SCHEMES.values()
   for role, variable in scheme.state.items()
 }
-# Name scopes of conditionals: of `tf.cond`, and those that this package once added in
-# eager mode and functions.
-_CONDITIONAL = re.compile(r"(?:cond|apply_or_skip|apply_if_finite)(?:_(\d+))?")
+_CONDITIONAL = re.compile(r"cond(?:_(\d+))?")  # the name scope of a `tf.cond`
 # Other last parts may end in a number that is part of the name.
 _NUMBERED = re.compile(r"({})_(\d+)".format("|".join([*_ROLES, *POWERS])))
 
@@ -302,7 +284,6 @@ def _has_powers_in_conditionals(shapes: Shapes) -> bool:
   """Returns whether Adam's powers were created in a `tf.cond`."""
   for name in shapes:
     parsed = parse(name)
-    is_of_earlier_version = "apply_or_skip" in name
-    if parsed.stem in POWERS and parsed.conditionals and not is_of_earlier_version:
+    if parsed.stem in POWERS and parsed.conditionals:
       return True
   return False

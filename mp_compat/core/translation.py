@@ -3,17 +3,24 @@
 import TensorFlow.
 """
 
-from typing import Dict, Hashable, List, Mapping, Optional
+from typing import Dict, List, Optional, Set, Tuple
 
 from mp_compat.core import arguments
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
 from mp_compat.core.matching import HaveEqualValues
+from mp_compat.core.matching import Member
 from mp_compat.core.matching import Members
 from mp_compat.core.matching import Variables
 from mp_compat.core.naming_schemes import CONTRIB
 from mp_compat.core.naming_schemes import DYNAMIC
+from mp_compat.core.naming_schemes import TENSORFLOW
 from mp_compat.core.naming_schemes import NamingScheme
+
+# Names in another scheme, each with that in the checkpoint; None for a variable to add.
+_Names = List[Tuple[str, Optional[str]]]
+
+_LIKE = "Pass `like`, a checkpoint of the program that will restore this one (--like)."
 
 
 def translate(
@@ -28,181 +35,148 @@ def translate(
       all others                 the same names
 
   Raises a ValueError if `to` is not the name of a scheme, a variable of the program has
-  a name to write, the order of creation is not certain, or TensorFlow's or contrib's
-  names of several optimizers depend on which of them have a loss scale.
+  a name to write, the order of creation is not certain, the names of several
+  optimizers depend on which of them have a loss scale, or those of the loss scales that
+  are added on the program.
   """
   arguments.choice("to", to, list(naming_schemes.SCHEMES))
   scheme = naming_schemes.SCHEMES[to]
-  state = naming_schemes.state(found.shapes)
-  groups = _groups_of_optimizers(found, have_equal_values)
-  translated: Dict[str, Optional[str]] = dict(_translate_state(state, scheme))
-  translated.update(_translate_groups(groups, found, scheme, have_equal_values))
-  result = _names_of_others(found)
-  for target, source in translated.items():
-    if source and target in result:
+  keeps_names = scheme is naming_schemes.recognize(found.shapes)
+  state: Members = []
+  optimizers: List[Members] = []  # by kind
+  result: Dict[str, Optional[str]] = {}
+  for kind, members in matching.kinds(found).items():
+    if kind.is_state:
+      state += members
+    elif matching.is_renamed(kind, members):
+      optimizers.append(members)
+    else:
+      result.update((member.name, member.name) for member in members)
+  scopes = {member.scope for member in state}
+  translated = _names_of_state(state, scheme)
+  if scheme.state and not state:
+    _check_single(optimizers)
+    added = CONTRIB if scheme is CONTRIB else TENSORFLOW
+    translated += [(variable.name, None) for variable in added.state.values()]
+  for members in optimizers:
+    if scheme.conditionals and keeps_names:
+      translated += [(member.name, member.name) for member in members]
+    if len(members) == 1:
+      translated += _names_of_one(members[0], scheme, scopes)
+    elif not scheme.conditionals:
+      translated += _names_without_conditionals(members, have_equal_values)
+    elif not keeps_names:
+      raise _unknown_loss_scales(members, scheme)
+  _add_names(translated, result, scheme)
+  return result
+
+
+def _add_names(
+  translated: _Names, result: Dict[str, Optional[str]], scheme: NamingScheme
+) -> None:
+  """Adds names in a scheme to those of all other variables; a variable of the program
+  keeps its name. Raises a ValueError if a name would be that of two variables.
+  """
+  for target, source in translated:
+    if source and (result.get(target) or source) != source:
       raise ValueError(
         "{} would be written as {}, which is the name of another variable. Expected no "
         "variable of that name, or another naming scheme than {!r}.".format(
-          source, target, to
+          source, target, scheme.name
         )
       )
-    result.setdefault(target, source)
-  return result
+    if source or target not in result:
+      result[target] = source
 
 
-def plain_names(found: Variables, have_equal_values: HaveEqualValues) -> Dict[str, str]:
-  """Returns the names in a checkpoint by those that an optimizer alone gives the same
-  variables; omits those whose order of creation is not certain.
-  """
-  result: Dict[str, str] = {}
-  for members in _groups_of_optimizers(found, have_equal_values):
-    result.update(_names_without_conditionals(members, have_equal_values))
-  result.update(_lost_scopes(result, found))
-  for name in _names_of_others(found):
-    result[name] = name
-  return result
-
-
-def _translate_state(
-  state: Mapping[str, str], scheme: NamingScheme
-) -> Dict[str, Optional[str]]:
-  """Returns the names of loss scales' variables in a scheme, each with that in `state`,
-  if any.
-  """
-  targets: Dict[str, Optional[str]] = {}
-  for source, role in state.items():
+def _names_of_state(state: Members, scheme: NamingScheme) -> _Names:
+  """Returns the names of loss scales' variables in a scheme."""
+  names: _Names = []
+  for member in state:
+    role, number = member.parsed.stem, member.parsed.number
     if role in scheme.state:
-      name = naming_schemes.parse(source)
-      stem = scheme.state[role].name
-      targets[naming_schemes.join(name.scope, stem, name.number)] = source
-  if not state and scheme.state:
-    for role in ("current_loss_scale", "good_steps"):
-      targets[scheme.state[role].name] = None
-  if scheme is CONTRIB:  # each of its loss scales has all variables
-    for target in list(targets):
-      name = naming_schemes.parse(target)
-      if name.stem == scheme.state["current_loss_scale"].name:
-        bad_steps = scheme.state["bad_steps"].name
-        target = naming_schemes.join(name.scope, bad_steps, name.number)
-        targets.setdefault(target, None)
-  return targets
+      target = naming_schemes.join(member.scope, scheme.state[role].name, number)
+      names.append((target, member.name))
+    if scheme is CONTRIB and role == "current_loss_scale":  # It has all variables.
+      bad_steps = scheme.state["bad_steps"].name
+      names.append((naming_schemes.join(member.scope, bad_steps, number), None))
+  return names
 
 
-def _groups_of_optimizers(
-  found: Variables, have_equal_values: HaveEqualValues
-) -> List[Members]:
-  """Returns the variables that optimizers created when they applied gradients, as far
-  as names tell, without second names: those of one kind and scope in a group.
+def _names_of_one(
+  member: Member, scheme: NamingScheme, state_scopes: Set[str]
+) -> _Names:
+  """Returns the names of the variable of a single optimizer: without conditionals, and
+  if the scheme has some, in its first ones (control flow v1) and without scope (v2).
+
+  A name without scope may have lost that of the loss scale, and has it, too.
   """
-  groups: List[Members] = []
-  for members in _renamed_kinds(found).values():
-    members = matching.without_second_names(members, have_equal_values)
-    groups += matching.grouped(members, lambda member: member.scope).values()
-  return groups
-
-
-def _renamed_kinds(found: Variables) -> Dict[Hashable, Members]:
-  """Returns the kinds of variables of which naming schemes can have other names."""
-  kinds = matching.kinds(found)
-  return {kind: kinds[kind] for kind in kinds if matching.is_renamed(kind, kinds[kind])}
-
-
-def _names_of_others(found: Variables) -> Dict[str, Optional[str]]:
-  """Returns the names that are the same in each scheme, each with itself."""
-  renamed = set(naming_schemes.state(found.shapes))
-  for members in _renamed_kinds(found).values():
-    renamed.update(member.name for member in members)
-  return {name: name for name in found.shapes if name not in renamed}
-
-
-def _translate_groups(
-  groups: List[Members],
-  found: Variables,
-  scheme: NamingScheme,
-  have_equal_values: HaveEqualValues,
-) -> Dict[str, str]:
-  """Returns the names of optimizers' variables in a scheme, each with that in the
-  checkpoint. Raises a ValueError if the checkpoint does not tell them.
-  """
-  is_same = scheme is naming_schemes.recognize(found.shapes)
-  own_names = {member.name: member.name for group in groups for member in group}
-  stems = [group[0].parsed.stem for group in groups for _ in group]
-  is_single = len(stems) == len(set(stems))
-  if scheme.conditionals and not is_single:
-    if is_same:
-      return own_names
-    raise ValueError(
-      "The names in the naming scheme {!r} depend on which optimizers have a loss "
-      "scale, and the checkpoint has these variables of several: {}. Pass `like`, a "
-      "checkpoint of the program that will restore this one (--like).".format(
-        scheme.name, ", ".join(sorted(own_names))
-      )
-    )
-  result: Dict[str, str] = {}
-  for group in groups:
-    names = _names_without_conditionals(group, have_equal_values)
-    if not names:
-      raise ValueError(
-        "{} are variables of different optimizers, but their names do not tell in "
-        "which order the program creates them. Expected the .meta file beside the "
-        "checkpoint, or `like`: pass a checkpoint of the program that will restore "
-        "this one (--like).".format(", ".join(member.name for member in group))
-      )
-    result.update(names)
-  result.update(_lost_scopes(result, found))
-  if scheme.conditionals:
-    result.update(_names_of_single_optimizer(result, scheme))
-    if is_same:
-      result.update(own_names)
-  return result
+  last = member.parsed.stem
+  if _is_plain(member):
+    last = member.name.rpartition("/")[2]
+  scopes = {member.scope}
+  if not member.scope:
+    scopes |= state_scopes
+  if member.has_lost_scope:  # A conditional of the program drops it in each scheme.
+    scopes.add("")
+  names: _Names = []
+  for scope in sorted(scopes):
+    names.append((naming_schemes.join(scope, last), member.name))
+    if scheme.conditionals:
+      conditional = naming_schemes.join(scope, "cond", scheme.conditionals[DYNAMIC])
+      names.append((naming_schemes.join(conditional, last), member.name))
+      names.append((last, member.name))
+  return names
 
 
 def _names_without_conditionals(
   members: Members, have_equal_values: HaveEqualValues
-) -> Dict[str, str]:
-  """Returns the names that optimizers alone give to variables of one kind and scope,
-  each with that in the checkpoint; {} if their order is not certain.
+) -> _Names:
+  """Returns the names that optimizers alone give to variables of one kind. Raises a
+  ValueError if their order is not certain.
   """
-  names = [member.name for member in members]
-  if not any(member.form.depth for member in members):
-    return {name: name for name in names}
-  if not matching.is_ordered(members) and not have_equal_values(names):
-    return {}
-  scope, stem = members[0].scope, members[0].parsed.stem
-  numbered = enumerate(names)
-  return {naming_schemes.join(scope, stem, number): name for number, name in numbered}
+  names: _Names = []
+  for group in matching.grouped(members, matching.scope_of).values():
+    sources = [member.name for member in group]
+    targets = sources
+    if not all(map(_is_plain, group)):
+      if not matching.is_ordered(group) and not have_equal_values(sources):
+        raise ValueError(
+          "{} are variables of different optimizers, but their names do not tell in "
+          "which order the program creates them. Expected the .meta file beside the "
+          "checkpoint. {}".format(", ".join(sources), _LIKE)
+        )
+      scope, stem = group[0].scope, group[0].parsed.stem
+      numbers = range(len(group))
+      targets = [naming_schemes.join(scope, stem, number) for number in numbers]
+    names += zip(targets, sources)
+  return names
 
 
-def _lost_scopes(names: Mapping[str, str], found: Variables) -> Dict[str, str]:
-  """Returns further names of a single optimizer's variables: in the scope of the loss
-  scale, which TensorFlow's class drops under control flow v2.
+def _is_plain(member: Member) -> bool:
+  """Returns whether a name has no conditionals, and has not lost its scope."""
+  return member.name.rpartition("/")[0] == member.scope
+
+
+def _check_single(optimizers: List[Members]) -> None:
+  """Raises a ValueError if a program may have several loss scales, or one in a name
+  scope, whose names the checkpoint of an unscaled program does not tell.
   """
-  parsed = {name: naming_schemes.parse(name) for name in names}
-  stems = [each.stem for each in parsed.values()]
-  scopes = {
-    naming_schemes.parse(name).scope for name in naming_schemes.state(found.shapes)
-  }
-  if len(scopes) != 1 or len(stems) != len(set(stems)):
-    return {}
-  (scope,) = scopes
-  result: Dict[str, str] = {}
-  for name, source in names.items():
-    if not parsed[name].scope:
-      result[naming_schemes.join(scope, parsed[name].stem)] = source
-  return result
+  for members in optimizers:
+    if len(members) > 1 or members[0].scope:
+      raise ValueError(
+        "The checkpoint has no loss scale. Which loss scales the program has, and in "
+        "which name scopes, is not known from its variables {}. {}".format(
+          ", ".join(member.name for member in members), _LIKE
+        )
+      )
 
 
-def _names_of_single_optimizer(
-  plain: Mapping[str, str], scheme: NamingScheme
-) -> Dict[str, str]:
-  """Returns the names of one optimizer's variables in TensorFlow's or contrib's class:
-  in its first conditionals under control flow v1, without a scope under v2.
-  """
-  result: Dict[str, str] = {}
-  for name, source in plain.items():
-    parsed = naming_schemes.parse(name)
-    number = scheme.conditionals[DYNAMIC].applying
-    conditional = naming_schemes.join(parsed.scope, "cond", number)
-    result["{}/{}".format(conditional, parsed.stem)] = source
-    result[parsed.stem] = source
-  return result
+def _unknown_loss_scales(members: Members, scheme: NamingScheme) -> ValueError:
+  """Returns the error for variables of several optimizers."""
+  return ValueError(
+    "The names in the naming scheme {!r} depend on which optimizers have a loss scale, "
+    "and the checkpoint has these variables of several: {}. {}".format(
+      scheme.name, ", ".join(sorted(member.name for member in members)), _LIKE
+    )
+  )

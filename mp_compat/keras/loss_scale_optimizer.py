@@ -416,8 +416,16 @@ class LossScaleOptimizer(metaclass=optimizer_kinds.AcceptsNative):
     Keras's own class.
 
     Loss scales that the later form cannot express (a custom LossScale, a multiplier
-    other than 2) have the earlier.
+    other than 2) have the earlier. Logs a warning if Keras's own class would not skip
+    steps with it.
     """
+    if not self.dynamic and not self._kind.is_keras_3:  # Keras 3 raises an error.
+      records.warn_once(
+        self,
+        "A copy or a loaded model with this fixed loss scale has Keras's own "
+        "LossScaleOptimizer, which applies steps that are not finite. Copy and load it "
+        "in `with custom_object_scope(mp_compat.keras.CUSTOM_OBJECTS)`.",
+      )
     inner = self._kind.module("optimizers").serialize(self._optimizer)
     config: Dict[str, Any]
     if keras_features.HAS_LATER_FORM and self._has_scale_of_later_form():

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ import pytest
 import mp_compat
 from mp_compat import __main__ as command_line
 from mp_compat import checkpoints
-from mp_compat.checkpoints import conversion
 from mp_compat.checkpoints import files
 from tests import testing
 from tests.checkpoints import goldens
@@ -167,24 +164,15 @@ checkpoints.convert(source, target, "plain")
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("moves, retried", [(0, "other"), (1, "model")])
-def test_next_conversion_removes_killed_one(moves, retried, tmp_path):
+@pytest.mark.parametrize("moves", [0, 1])
+def test_killed_conversion_leaves_no_checkpoint(moves, tmp_path):
   target = str(tmp_path / "model")
   killed = testing.run_python("-c", KILLED, ADAM, target, moves, check=False)
   assert killed.returncode == -signal.SIGKILL and not os.path.exists(target + ".index")
   assert any(".unfinished" in name for name in os.listdir(str(tmp_path)))
-  running = tmp_path / "running{}".format(conversion._unfinished(os.getpid()))
-  of_other_machine = tmp_path / "x.unfinished-elsewhere-1"
-  running.mkdir()
-  of_other_machine.mkdir()
-  checkpoints.convert(ADAM, str(tmp_path / retried), "plain")
-  names = [retried + part for part in (".data-00000-of-00001", ".index")]
-  assert set(os.listdir(str(tmp_path))) == {
-    "checkpoint",
-    of_other_machine.name,
-    running.name,
-    *names,
-  }
+  checkpoints.convert(ADAM, target, "plain")
+  names = [name for name in os.listdir(str(tmp_path)) if ".unfinished" not in name]
+  assert sorted(names) == ["checkpoint", "model.data-00000-of-00001", "model.index"]
 
 
 @pytest.mark.matrix
@@ -208,7 +196,7 @@ def test_name_map_gives_names_that_are_not_certain(tmp_path, capsys):
   goldens.save_variables(
     like, {"beta1_power": np.float32(0), "beta1_power_1": np.float32(9)}
   )
-  with pytest.raises(ValueError, match="--name-map FILE.*may|may.*--name-map FILE"):
+  with pytest.raises(ValueError, match="(?s)--name-map FILE.*{.*beta1_power_1"):
     checkpoints.convert(source, target, like=like)
   with pytest.raises(ValueError, match="does not have nothing. It has: beta1_power"):
     checkpoints.convert(source, target, like=like, name_map={"beta1_power": "nothing"})
@@ -223,33 +211,6 @@ def test_name_map_gives_names_that_are_not_certain(tmp_path, capsys):
     reader = tf.train.load_checkpoint(out)
     assert [reader.get_tensor(name) for name in sorted(names)] == [2, 1]
   assert "beta1_power" in capsys.readouterr().err
-
-
-def raise_permission_error(*args):
-  raise PermissionError
-
-
-@pytest.mark.parametrize(
-  "attribute, value, is_removed",
-  [
-    ("name", os.name, True),
-    ("name", "nt", False),
-    ("kill", raise_permission_error, False),
-  ],
-  ids=["ended", "Windows", "of another user"],
-)
-def test_files_of_process_that_may_run_are_kept(
-  attribute, value, is_removed, tmp_path, monkeypatch
-):
-  process = subprocess.Popen([sys.executable, "-c", ""])
-  process.wait()
-  folder = tmp_path / "x{}".format(conversion._unfinished(process.pid))
-  folder.mkdir()
-  path = str(tmp_path)
-  with monkeypatch.context() as patch:
-    patch.setattr(os, attribute, value)
-    conversion._remove_unfinished(path)
-  assert folder.exists() != is_removed
 
 
 def test_damaged_meta_file_is_ignored(tmp_path):

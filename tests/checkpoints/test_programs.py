@@ -3,6 +3,7 @@ restoring gives every variable its value, or raises an error.
 """
 
 import contextlib
+import json
 import random
 import shutil
 
@@ -31,6 +32,7 @@ WITH_FIXED = Program(
 )
 
 CONTINUES, ERROR = "continues", "error"
+POWERS = ("beta1_power", "beta2_power")
 
 # By the reader and the way: what happens with the `.meta` file of the checkpoint, and
 # without.
@@ -57,7 +59,7 @@ FROM_MP_COMPAT = [
   ("tensorflow", programs.converted_like_without_meta, ERROR, ERROR),
   ("tensorflow", programs.converted_to("tensorflow"), ERROR, ERROR),
 ]
-# After `mp_compat migrate`; docs/migration.md says so.
+# After `mp_compat migrate`; docs/checkpoints.md says so.
 AFTER_MIGRATE = [
   ("mp_compat", programs.installed_saver, ERROR, ERROR),
   ("mp_compat", programs.installed_init, ERROR, ERROR),
@@ -148,29 +150,23 @@ def test_way_back_keeps_powers(reader, way, meta, outcome, tmp_path):
   check_outcome(SCALED_FIRST, "mp_compat", reader, way, outcome, path, meta)
 
 
-def test_error_names_all_possible_variables(tmp_path):
-  path = str(tmp_path / "model")
-  write(SCALED_FIRST, "tensorflow", path, meta=False)
-  with tf.Graph().as_default(), testing.session() as sess:
-    programs.Training(SCALED_FIRST, "plain")
-    saver = checkpoints.Saver()
-    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
-      saver.restore(sess, path)
-    uninitialized = sess.run(tf.report_uninitialized_variables())
-    assert len(uninitialized) == len(tf.global_variables())
-    choices = "may be cond_1/beta1_power or beta1_power"
-    other_order = "may be beta1_power or cond_1/beta1_power"
-    message = str(raised.value)
-    assert "Nothing was restored" in message and ".meta" in message
-    assert "beta1_power_1 " in message
-    assert choices in message or other_order in message
-    # What the message advises:
-    powers = {v.op.name: v for v in tf.global_variables("beta")}
-    named = {"cond_1/" + name: powers[name] for name in ("beta1_power", "beta2_power")}
-    named.update((name, powers[name + "_1"]) for name in ("beta1_power", "beta2_power"))
-    checkpoints.Saver(named).restore(sess, path)
-    values = sess.run([powers["beta1_power"], powers["beta1_power_1"]])
-    np.testing.assert_allclose(values, [0.9**2, 0.9**5], rtol=1e-6)
+@pytest.mark.parametrize(
+  "way", [programs.saver, programs.name_map, programs.converted_like_without_meta]
+)
+def test_completed_map_of_error_restores(way, tmp_path):
+  path, out = str(tmp_path / "model"), str(tmp_path / "out")
+  saved, _ = write(SCALED_FIRST, "tensorflow", path, meta=False)
+  with pytest.raises((ValueError, tf.errors.OpError)) as raised:
+    check(SCALED_FIRST, "plain", way, path, saved, None)
+  message = str(raised.value)
+  names = json.loads(message[message.index("{") :])
+  choices = {"cond_1/beta1_power", "beta1_power"}
+  assert set(names["beta1_power"].split(" or ")) == choices
+  assert sorted(names) == sorted([*POWERS, *[name + "_1" for name in POWERS]])
+  for name in POWERS:
+    names.update({name: "cond_1/" + name, name + "_1": name})
+  checkpoints.convert(path, out, "mp_compat", name_map=names)
+  check(SCALED_FIRST, "plain", programs.saver, out, saved, None)
 
 
 @pytest.mark.parametrize("optimizers", [[0], [1]], ids=["scaled", "unscaled"])

@@ -226,6 +226,40 @@ def test_failed_restore_assigns_nothing(new, tmp_path):
   ) and "good_steps" not in message
 
 
+def test_names_that_the_program_chose_are_kept(tmp_path):
+  path = str(tmp_path / "model")
+  values = {"beta1_power": 0.25, "cond_1/beta1_power": 0.5, "mine": 0.75}
+  goldens.save_variables(path, {name: np.float32(values[name]) for name in values})
+  powers = [tf.get_variable(name, []) for name in ("beta1_power", "beta1_power_1")]
+  other = tf.get_variable("other", [])
+  named = {"cond_1/beta1_power": powers[0], "beta1_power": powers[1], "mine": other}
+  with testing.session() as sess:
+    checkpoints.Saver(named).restore(sess, path)
+    assert sess.run([*powers, other]) == [0.5, 0.25, 0.75]
+    # A name of its own does not count as the name of the op.
+    named = {"cond_1/beta1_power": powers[0], "beta1_power_1": powers[1]}
+    checkpoints.Saver(named).restore(sess, path)
+    assert sess.run(powers) == [0.5, 0.25]
+
+
+def test_slices_alone_are_not_converted(tmp_path):
+  w = tf.get_variable("w", [4, 2], partitioner=tf.fixed_size_partitioner(2))
+  with tf.variable_scope("other"):
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(
+      tf.train.MomentumOptimizer(0.1, 0.9), "dynamic"
+    )
+    opt.minimize(tf.reduce_sum(tf.square(tf.convert_to_tensor(w))))
+  saver = checkpoints.Saver()
+  with testing.initialized_session() as sess:
+    path = saver.save(sess, str(tmp_path / "model"))
+    with pytest.raises(ValueError, match="only a slice of w/.*checkpoints.Saver"):
+      checkpoints.convert(path, str(tmp_path / "out"), "plain")
+    slots = opt.get_slot(tf.trainable_variables()[0], "momentum")
+    sess.run(slots.assign(slots + 1))
+    saver.restore(sess, path)
+    np.testing.assert_array_equal(sess.run(slots), np.zeros([2, 2]))
+
+
 def test_missing_variable_raises(tmp_path):
   path = str(tmp_path / "model")
   goldens.save_variables(path, {"w": np.float32(0)})

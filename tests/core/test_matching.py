@@ -62,19 +62,6 @@ def translate(names, to, meta=""):
     # Nested conditionals, and conditionals in scopes.
     ("beta1_power", "cond/cond_1/beta1_power", "cond/cond_1/beta1_power"),
     ("head/beta1_power", "head/cond_1/beta1_power", "head/cond_1/beta1_power"),
-    # Scopes that earlier versions of this package added in functions, eager mode and
-    # eager replicas.
-    (
-      "beta1_power",
-      "apply_or_skip/cond/apply_if_finite/beta1_power",
-      "apply_or_skip/cond/apply_if_finite/beta1_power",
-    ),
-    (
-      "beta1_power",
-      "apply_or_skip/apply_if_finite/beta1_power",
-      "apply_or_skip/apply_if_finite/beta1_power",
-    ),
-    ("beta1_power", "apply_or_skip_1/beta1_power", "apply_or_skip_1/beta1_power"),
     ("cond_1/beta1_power", "beta1_power", "beta1_power"),
     # Several optimizers match in the order of creation: cond_11 comes after cond_3.
     (
@@ -114,10 +101,17 @@ def translate(names, to, meta=""):
       "- -",
     ),
     ("beta1_power beta1_power_1", "g/beta1_power d/beta1_power", "? ?"),
+    ("gen/beta1_power disc/beta1_power", "beta1_power beta1_power_1", "? ?"),
     (
-      "gen/beta1_power disc/beta1_power",
-      "beta1_power beta1_power_1",
-      "beta1_power beta1_power_1",
+      "gen/current_loss_scale disc/current_loss_scale",
+      "current_loss_scale current_loss_scale_1",
+      "current_loss_scale current_loss_scale_1",
+    ),
+    ("current_loss_scale current_loss_scale_1", "loss_scale good_steps", "? ?"),
+    (
+      "current_loss_scale current_loss_scale_1",
+      "current_loss_scale",
+      "current_loss_scale -",
     ),
     # The powers of another optimizer, and a state that was created in another scope.
     ("finetune/beta1_power", "pretrain/beta1_power", "-"),
@@ -148,8 +142,7 @@ def translate(names, to, meta=""):
       "cond_3/beta1_power",
     ),
     ("a/beta1_power a/beta1_power_1", "a/beta1_power beta1_power x/beta1_power", "? ?"),
-    # Second names, which install() writes, into another number, another scope, and for
-    # more optimizers.
+    # Two names for one value, as `convert --to tensorflow` writes them.
     ("cond_3/beta1_power", "beta1_power=1 cond_1/beta1_power=1", "beta1_power"),
     ("head/beta1_power", "beta1_power=1 cond_1/beta1_power=1", "beta1_power"),
     (
@@ -158,16 +151,9 @@ def translate(names, to, meta=""):
       "head/beta1_power",
     ),
     (
-      "cond_4/beta1_power cond_6/beta1_power",
-      "beta1_power=1 beta1_power_1=2 cond_1/beta1_power=1 cond_3/beta1_power=2",
       "beta1_power beta1_power_1",
-    ),
-    # The second of three variables has no second name: no loss scaling.
-    (
-      "cond_1/beta1_power beta1_power cond_3/beta1_power",
-      "beta1_power=1 beta1_power_1=2 beta1_power_2=3 cond_1/beta1_power=1 "
-      "cond_3/beta1_power=3",
-      "beta1_power beta1_power_1 beta1_power_2",
+      "beta1_power=1 beta1_power_1=2 cond_1/beta1_power=1 cond_3/beta1_power=2",
+      "? ?",
     ),
     # One optimizer without loss scaling, and one with it, in an order that names do not
     # tell. Their values may be equal.
@@ -253,11 +239,10 @@ def test_meta_file_shows_order():
   assert match(POWERS, TWO, meta=theirs) == theirs
   assert match(POWERS, TWO, meta=TWO) == TWO
   assert match(POWERS, TWO, meta="beta1_power") == "? ?"
-  # Neither is a second name, although their values are equal.
+  # Two optimizers can have powers of equal values.
   equal = "beta1_power=1 cond_1/beta1_power=1"
-  assert match("beta1_power", equal, meta=TWO) == "beta1_power"
-  assert sorted(translate(equal, "plain", meta=TWO)) == ["beta1_power", "beta1_power_1"]
-  assert sorted(translate(equal, "plain")) == ["beta1_power"]
+  for meta in ("", TWO):
+    assert sorted(translate(equal, "plain", meta=meta)) == POWERS.split()
 
 
 def test_scopes_dropped_by_control_flow_v2_are_found():
@@ -269,6 +254,13 @@ def test_scopes_dropped_by_control_flow_v2_are_found():
   assert match(wanted, theirs) == "? ? ?"
   scaled = {"a/beta1_power": "dynamic"}
   assert match(wanted, theirs, loss_scales=scaled) == theirs
+
+
+def test_name_of_lost_scope_is_not_that_of_added_optimizer():
+  graph = variables("head/beta1_power beta1_power")
+  found = variables("beta1_power", scopes={"beta1_power": "head"})
+  matched = matching.match(graph.shapes, graph, found, matching.assume_different)
+  assert not matched.names and set(matched.ambiguous) == set(graph.shapes)
 
 
 def test_order_of_checkpoint_names_is_not_known():
@@ -381,7 +373,7 @@ def test_translation_is_reversible():
     there = translate(OURS, to)
     text = " ".join("{}={}".format(*item) for item in there.items())
     back = translate(text, "mp_compat")
-    assert sorted(set(back) - {"bad_steps"}) == OURS
+    assert set(OURS) <= set(back)
     assert all(there[back[name]] == name for name in OURS)
 
 
@@ -446,20 +438,23 @@ def test_own_variables_are_kept():
     translate(with_state, "contrib")
 
 
-def test_plain_names_are_added():
-  def plain_names(found):
-    return translation.plain_names(variables(found), compare_values(found))
-
-  found = "a/cond_1/beta1_power a/w beta1_power=1 cond_3/beta1_power={}"
-  added = {"a/beta1_power": "a/cond_1/beta1_power", "a/w": "a/w"}
-  assert plain_names(found.format(1)) == dict(added, beta1_power="beta1_power")
-  assert plain_names(found.format(2)) == added
+def test_lost_scopes_are_written():
+  theirs = ["beta1_power", "beta1_power_1", "current_loss_scale", "good_steps"]
+  scopes = {"beta1_power_1": "head"}
+  found = variables(" ".join(theirs), order=theirs, scopes=scopes)
+  ours = translation.translate(found, "mp_compat", matching.assume_different)
+  assert ours["beta1_power"] == "beta1_power"
+  assert ours["head/beta1_power"] == "beta1_power_1" and len(ours) == 4
+  single = variables("beta1_power", scopes={"beta1_power": "head"})
+  plain = translation.translate(single, "plain", matching.assume_different)
+  assert sorted(plain) == ["beta1_power", "head/beta1_power"]
 
 
 def test_translation_of_unknown_order_raises():
-  for to in ("mp_compat", "plain"):
-    with pytest.raises(ValueError, match="do not tell in which order.*--like"):
-      translate(TWO, to)
+  with pytest.raises(ValueError, match="do not tell in which order.*--like"):
+    translate(TWO, "plain")
+  with pytest.raises(ValueError, match="do not tell in which order.*--like"):
+    translate(TWO + " current_loss_scale", "mp_compat")
   theirs = "cond_1/beta1_power beta1_power"
   assert translate(theirs, "plain", meta=theirs) == {
     "beta1_power": "cond_1/beta1_power",
@@ -473,13 +468,22 @@ def test_translation_of_unknown_order_raises():
     "beta1_power beta1_power_1 current_loss_scale current_loss_scale_1",
     "beta1_power beta1_power_1 current_loss_scale good_steps",
     "a/beta1_power b/beta1_power current_loss_scale",
-    "beta1_power beta1_power_1",
     "cond_1/beta1_power beta1_power loss_scale good_steps loss_scale_1 good_steps_1",
   ],
 )
 def test_translation_of_unknown_loss_scales_raises(names):
   with pytest.raises(ValueError, match="depend on which optimizers have a loss scale"):
     translate(names, "tensorflow")
+
+
+@pytest.mark.parametrize("names", ["beta1_power beta1_power_1", "head/beta1_power"])
+@pytest.mark.parametrize("to", ["mp_compat", "tensorflow", "contrib"])
+def test_loss_scales_of_unknown_number_or_scope_are_not_added(names, to):
+  with pytest.raises(
+    ValueError, match="has no loss scale.*{}.*--like".format(names[:4])
+  ):
+    translate(names, to)
+  assert sorted(translate(names, "plain")) == names.split()
 
 
 def test_names_of_own_scheme_are_kept():

@@ -27,11 +27,6 @@ PLAIN = "beta1_power beta2_power global_step w w/Adam w/Adam_1".split()
     (["head/cond/cond_1/beta1_power", "head/current_loss_scale"], "tensorflow"),
     # a user's scope named cond_1
     (["model/cond_1/kernel", "current_loss_scale"], "mp_compat"),
-    # of an earlier version
-    (
-      ["apply_or_skip/cond/apply_if_finite/beta1_power", "current_loss_scale"],
-      "mp_compat",
-    ),
     (["loss_scale"], "plain"),  # a weight named loss_scale
   ],
 )

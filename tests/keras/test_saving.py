@@ -657,6 +657,42 @@ def test_duplicates_keep_class(family, duplicate):
     assert remove_names(made.get_config()) == remove_names(opt.get_config())
 
 
+@pytest.mark.skipif(
+  keras_cases.VERSION < (2, 10), reason="earlier versions cannot copy models"
+)
+@keras_cases.each_family
+@pytest.mark.parametrize(
+  "duplicate", [get_pickled, copy.deepcopy], ids=["pickle", "deepcopy"]
+)
+@pytest.mark.parametrize(
+  "loss_scale",
+  [8.0, "dynamic", mp_compat.DynamicLossScale(8.0, 5)],
+  ids=["fixed", "dynamic", "object"],
+)
+def test_copies_of_models_skip_steps_in_scope(family, duplicate, loss_scale, caplog):
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), loss_scale)
+  model = goldens.train_model(family, opt)
+  is_fixed = loss_scale == 8.0
+  with family.keras.utils.custom_object_scope(mp_keras.CUSTOM_OBJECTS):
+    copied = duplicate(model)
+  assert type(copied.optimizer) is type(opt) and copied.optimizer.dynamic != is_fixed
+  if is_fixed:
+    assert copied.optimizer.initial_scale == 8.0
+  before = [value.tolist() for value in copied.get_weights()]
+  copied.fit(np.array([[1.0, np.inf, 1.0]]), np.ones([1, 2]), verbose=0)
+  assert [value.tolist() for value in copied.get_weights()] == before
+  is_silent = "applies steps that are not finite" not in caplog.text
+  assert is_silent == (not is_fixed or family.name == "keras3")
+
+
+@keras_cases.needs_keras_3
+def test_copy_with_fixed_scale_out_of_scope_raises():
+  family = keras_cases.FAMILIES[-1]
+  opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), 8.0)
+  with pytest.raises(ValueError, match="dynamic=False"):
+    copy.deepcopy(goldens.train_model(family, opt))
+
+
 @pytest.mark.matrix
 @pytest.mark.skipif(
   not hasattr(V2.keras.utils, "register_keras_serializable"),

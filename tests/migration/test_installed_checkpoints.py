@@ -273,6 +273,38 @@ def test_saver_writes_one_name(tmp_path):
   assert read_names(path) == names and "beta1_power" in names
 
 
+def train_with_average(path, restore=None):
+  """Trains a program that averages an unnamed tensor of the step; returns the name of
+  the average and its value.
+  """
+  with tf.Graph().as_default(), testing.session() as sess:
+    program = Program("one")
+    average = tf.train.ExponentialMovingAverage(0.5)
+    product = tf.multiply(program.w, 2.0)
+    train_op = tf.group(program.train_op, average.apply([product]))
+    variable = average.average(product)
+    if restore:
+      tf.train.Saver().restore(sess, restore)
+    else:
+      sess.run(tf.global_variables_initializer())
+      sess.run(train_op, {program.x: FEEDS[0]})
+      tf.train.Saver().save(sess, path)
+    return variable.op.name, sess.run(variable)
+
+
+def test_average_of_unnamed_tensor_restores_with_map(tmp_path):
+  path, out = str(tmp_path / "model"), str(tmp_path / "out")
+  theirs, saved = train_with_average(path)
+  with mp_compat.install():
+    ours, _ = train_with_average(str(tmp_path / "ours"))
+    assert ours != theirs
+    with pytest.raises(tf.errors.NotFoundError, match=ours + r"\. It.*--name-map FILE"):
+      train_with_average(None, restore=path)
+    checkpoints.convert(path, out, "mp_compat", name_map={ours: theirs})
+    _, restored = train_with_average(None, restore=out)
+  np.testing.assert_array_equal(restored, saved)
+
+
 def test_saver_keeps_custom_names(tmp_path):
   path = str(tmp_path / "model")
 

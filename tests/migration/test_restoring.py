@@ -1,7 +1,7 @@
 """Tests of each way in which programs restore, against checkpoints that TensorFlow's
 class wrote.
 
-docs/migration.md has the same table: which way continues under `mp_compat run`, after
+docs/checkpoints.md has the same table: which way continues under `mp_compat run`, after
 `mp_compat migrate`, and after a change by hand.
 """
 
@@ -204,10 +204,10 @@ def assignment_map(sess, path):
   initialize(sess)
 
 
-# What happens, as docs/migration.md words it.
+# What happens, as docs/checkpoints.md words it.
 CONTINUES, ERROR, ANEW = "continues", "error", "Adam starts anew"
 
-# By the first words of a row in docs/migration.md: the ways, and what happens under
+# By the first words of a row in docs/checkpoints.md: the ways, and what happens under
 # `run` and after `migrate`.
 ROWS = collections.OrderedDict(
   [
@@ -332,7 +332,7 @@ def test_tensorflow_starts_anew_with_scopes(path):
 
 def test_documentation_has_same_table():
   with open(
-    os.path.join(testing.ROOT, "docs", "migration.md"), encoding="utf-8"
+    os.path.join(testing.ROOT, "docs", "checkpoints.md"), encoding="utf-8"
   ) as page:
     rows = [
       [cell.strip() for cell in line.split("|")[1:-1]]
