@@ -96,6 +96,7 @@ TESTS = {
   "monitoring/remedies": "monitoring/mistakes monitoring/stall",
   "monitoring/stall": "monitoring/stall monitoring/hooks",
   "monitoring/step_counter": "monitoring/step_counter",
+  "monitoring/step_hook": "monitoring/step_hook monitoring/hooks_in_control_flow",
   "training/step": (
     "training/finite_reducer training/shared_loss_scale training/gradient_accumulation "
     "training/skipped_ops monitoring/reports training/threads training/optimizer "
