@@ -220,9 +220,9 @@ class LossScaleHook(step_hook.StepHook):
     and the values of both passes if it may complete a stall.
     """
     requested = super().before_run(run_context)
-    computed = self._computed_by(run_context)
+    run = runs.executed_by(run_context)
     if requested is None:
-      if any(computed.values()):
+      if any(_computed(reasons, run) for reasons in self._reasons.values()):
         self._warn_if_unattempted(is_attempted=False)
       return None
     if run_context.session is not self._session:
@@ -233,19 +233,9 @@ class LossScaleHook(step_hook.StepHook):
     if self._steps.may_report_stall(len(executed)):
       self._fetched: List[stall.Observed] = []
       for train_op in executed:
-        self._fetched += computed[train_op]
+        self._fetched += _computed(self._reasons[train_op], run)
       requested.fetches["diagnoses"] = [each.fetch for each in self._fetched]
     return requested
-
-  def _computed_by(
-    self, run_context: tf.train.SessionRunContext
-  ) -> Dict[str, List[stall.Observed]]:
-    """Returns the reasons that a run computes, by train op."""
-    run = runs.executed_by(run_context)
-    computed = {}
-    for train_op, reasons in self._reasons.items():
-      computed[train_op] = [each for each in reasons if run.computes(each.tensor)]
-    return computed
 
   def _read_state(self, session: tf.Session) -> None:
     """Reads counts and scale at the first step of a session: other hooks, as Horovod's,
@@ -343,6 +333,11 @@ class LossScaleHook(step_hook.StepHook):
       )
     text = self._steps.describe_stall(self._name)
     return text + stall.describe(values, self._float16_variables, reason)
+
+
+def _computed(observed: List[stall.Observed], run: runs.Run) -> List[stall.Observed]:
+  """Returns what is observed and computed in a run."""
+  return [each for each in observed if run.computes(each.tensor)]
 
 
 def _of_part(observed: List[stall.Observed], part: str) -> List[tf.Tensor]:
