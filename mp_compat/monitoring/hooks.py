@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
+import time
 from typing import Dict, Iterable, List, Optional, Tuple
 
 from mp_compat._tensorflow import auto_mixed_precision
@@ -124,13 +125,13 @@ class LossScaleHook(step_hook.StepHook):
         "Expected every_n_steps or every_n_secs, but got both, {!r} and {!r}. Remove "
         "one of them.".format(every_n_steps, every_n_secs)
       )
-    interval = step_counter.Interval()
+    interval = None
     if every_n_secs is not None:
       seconds = arguments.scale("every_n_secs", every_n_secs)
-      interval = step_counter.Interval(seconds=seconds)
+      interval = step_counter.Interval(seconds, time.monotonic)
     elif every_n_steps is not None:
       every_n_steps = arguments.positive_int("every_n_steps", every_n_steps)
-      interval = step_counter.Interval(steps=every_n_steps)
+      interval = step_counter.Interval(every_n_steps)
     self._steps = step_counter.StepCounter(
       max_consecutive_skips=arguments.positive_int(
         "max_consecutive_skips", max_consecutive_skips
@@ -140,6 +141,7 @@ class LossScaleHook(step_hook.StepHook):
       ),
       interval=interval,
     )
+    self._unattempted = 0  # runs in a row that computed gradients only
     self._on_stall = on_stall
     self._output_dir = arguments.optional_path("output_dir", output_dir)
     self._counters_in_graph = counters_in_graph
@@ -280,12 +282,13 @@ class LossScaleHook(step_hook.StepHook):
     """Logs a warning after many runs in a row that computed gradients and attempted no
     step.
     """
-    if self._steps.count_run(is_attempted):
+    self._unattempted = 0 if is_attempted else self._unattempted + 1
+    if self._unattempted == self._steps.max_consecutive_skips:
       log.warn(
         "LossScaleHook: %d runs in a row computed the gradients of %s, but attempted "
         "no step. If the program itself checks whether they are finite, the loss scale "
         "never falls: remove this check.",
-        self._steps.unattempted_runs,
+        self._unattempted,
         self._name,
       )
 
@@ -294,10 +297,10 @@ class LossScaleHook(step_hook.StepHook):
   ) -> None:
     """Counts a step, and logs and writes what is due."""
     del run_context
-    due = self._steps.count(step.scale, step.is_skipped)
-    if due.log:
+    is_due = self._steps.count(step.scale, step.is_skipped)
+    if is_due:
       self._log()
-    if due.write:
+    if is_due or step.is_skipped:
       self._write()
 
   def _log(self) -> None:
