@@ -73,7 +73,9 @@ def choice(name: str, value: object, choices: Sequence[object]) -> None:
     )
 
 
-def optional_path(name: str, value: Union[str, os.PathLike, None]) -> Optional[str]:
+def optional_path(
+  name: str, value: Union[str, "os.PathLike[str]", None]
+) -> Optional[str]:
   """Returns a path as a string; None for None.
 
   Raises:

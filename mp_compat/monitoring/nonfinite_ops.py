@@ -3,11 +3,12 @@
 dtype, from its inputs and from what came before.
 """
 
-from typing import Dict, List, NamedTuple, Sequence, Set
+from typing import Dict, List, NamedTuple, Sequence
 
 import numpy as np
 
 from mp_compat._tensorflow import tf
+from mp_compat.monitoring import dataflow
 from mp_compat.monitoring import recomputation
 
 # How many ops in a row before an op may have read a constant that decides.
@@ -108,7 +109,7 @@ def explain(tensor: tf.Tensor, fetched: recomputation.Values) -> Explanation:
     return Explanation(UNKNOWN)
   exact = again.compute(tf.float64, again.chain(1))
   values = again.value_of(tensor)
-  if exact is None or exact.shape != np.shape(values):
+  if exact is None or values is None or exact.shape != np.shape(values):
     return Explanation(UNKNOWN)
   undefined = ~recomputation.is_finite(values) & ~recomputation.is_finite(exact)
   if undefined.any():
@@ -146,17 +147,19 @@ def _with_constants(
   """
   near = again.chain(_NEAR)
   constants: Dict[str, float] = {}
-  readers: Set[tf.Operation] = set()
+  decisive = []
   for constant in near.begin:
     value = again.value_of(constant)
-    if constant.op.type != "Const" or np.size(value) != 1:
+    if value is None or constant.op.type != "Const" or np.size(value) != 1:
       continue
     for number in _numbers_that_round_to(constant, value):
       if again.with_value(constant, number).is_finite_in(tf.float32, near):
         constants[constant.op.name] = float(value)
-        readers.update(near.readers(constant))
-  narrow = [op for op in near.narrow_ops() if op in readers]
-  return undefined._replace(constants=constants, readers=narrow)
+        decisive.append(constant)
+  read_by = dataflow.readers([near.ops[0].outputs[0]])
+  derived = {tensor.op for tensor in dataflow.descendants(read_by, decisive).values()}
+  readers = [op for op in near.narrow_ops() if op in derived]
+  return undefined._replace(constants=constants, readers=readers)
 
 
 def _numbers_that_round_to(constant: tf.Tensor, value: np.ndarray) -> List[np.ndarray]:

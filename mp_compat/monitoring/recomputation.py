@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes a tensor of a step again in a wider dtype, from values that were fetched."""
 
-from typing import Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set
 
 import numpy as np
 
@@ -18,14 +18,10 @@ RECEIVING = ("Collective", "Horovod", "Nccl")
 _MOST_VALUES = 2**27
 # By the dtype to compute in: what to compute in it, or in its complex dtype, instead.
 _WIDER = {
-  tf.float32: {tf.float16: tf.float32, tf.bfloat16: tf.float32},
-  tf.float64: {
-    tf.float16: tf.float64,
-    tf.bfloat16: tf.float64,
-    tf.float32: tf.float64,
-    tf.complex64: tf.complex128,
-  },
+  tf.float32: dict.fromkeys(NARROW, tf.float32),
+  tf.float64: dict.fromkeys([*NARROW, tf.float32], tf.float64),
 }
+_WIDER[tf.float64][tf.complex64] = tf.complex128
 
 
 class Chain(NamedTuple):
@@ -42,17 +38,6 @@ class Chain(NamedTuple):
   def narrow_ops(self) -> List[tf.Operation]:
     """Returns the ops that compute float16 or bfloat16 values."""
     return [op for op in self.ops if op.outputs[0].dtype.base_dtype in NARROW]
-
-  def readers(self, tensor: tf.Tensor) -> List[tf.Operation]:
-    """Returns the ops that compute from a tensor, in any order."""
-    found: Dict[tf.Operation, None] = {}
-    pending = [tensor]
-    while pending:
-      for op in pending.pop().consumers():
-        if op in self.ops and op not in found:
-          found[op] = None
-          pending += op.outputs
-    return list(found)
 
 
 class Search(NamedTuple):
@@ -88,20 +73,33 @@ class Recomputation:
     """Returns the ops that are at most `depth` in a row before the tensor, as far as
     they can be computed again: floating-point functions of known values.
     """
-    last = [self._tensor.op]
-    ops: Dict[tf.Operation, None] = dict.fromkeys(last)  # in order, each once
+    ops = [self._tensor.op]
+    known = set(ops)
+    last = ops
     for _ in range(depth - 1):
-      before: Dict[tf.Operation, None] = {}
-      for op in last:
-        before.update((value.op, None) for value in op.inputs)
-      last = [op for op in before if op not in ops and self._is_function(op)]
-      ops.update(dict.fromkeys(last))
-    begin: Dict[contexts.TensorKey, tf.Tensor] = {}
+      last = self._functions_before(last, known)
+      ops = ops + last
+    begin: Dict[contexts.TensorKey, tf.Tensor] = {}  # in order, each once
     for op in ops:
       for value in op.inputs:
-        if value.op not in ops:
+        if value.op not in known:
           begin[contexts.tensor_key(value)] = value
-    return Chain(list(ops), list(begin.values()))
+    return Chain(ops, list(begin.values()))
+
+  def _functions_before(
+    self, last: List[tf.Operation], known: Set[tf.Operation]
+  ) -> List[tf.Operation]:
+    """Returns the ops that compute the inputs of the ops `last` and can be computed
+    again, without those in `known`; adds them to it.
+    """
+    found: List[tf.Operation] = []
+    for op in last:
+      for value in op.inputs:
+        before = value.op
+        if before not in known and self._is_function(before):
+          known.add(before)
+          found.append(before)
+    return found
 
   def _is_function(self, op: tf.Operation) -> bool:
     """Returns whether an op computes floating-point values from such, and all that it
@@ -149,7 +147,11 @@ class Recomputation:
 
   def _size(self, chain: Chain) -> int:
     """Returns the number of values that a chain computes."""
-    return sum(int(np.size(self.value_of(op.outputs[0]))) for op in chain.ops)
+    size = 0
+    for op in chain.ops:
+      values = self.value_of(op.outputs[0])
+      size += 0 if values is None else int(np.size(values))
+    return size
 
   def is_finite_in(self, dtype: tf.DType, chain: Chain) -> Optional[bool]:
     """Returns whether the result of a chain in a dtype is finite; None if TensorFlow
@@ -168,29 +170,41 @@ class Recomputation:
     Returns:
       The values; None if a value is missing, or TensorFlow has no such kernel.
     """
-    definition = tf.GraphDef()
-    definition.versions.CopyFrom(self._tensor.graph.graph_def_versions)
-    for op in chain.ops:
-      _add(definition, op, dtype)
-    config = tf.ConfigProto(device_count={"GPU": 0})
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
     inputs: Dict[str, tf.Tensor] = {}
     feeds: Dict[tf.Tensor, np.ndarray] = {}
-    with tf.Graph().as_default() as graph:
+    with tf.Graph().as_default():
       for tensor in chain.begin:
         values = self.value_of(tensor)
         if values is None:
           return None
         wide = _wider(tensor.dtype.base_dtype, dtype)
-        inputs[tensor.name] = tf.placeholder(wide, np.shape(values))
-        feeds[inputs[tensor.name]] = np.asarray(values).astype(wide.as_numpy_dtype)
+        placeholder = tf.placeholder(wide, np.shape(values))
+        inputs[tensor.name] = placeholder
+        feeds[placeholder] = np.asarray(values).astype(wide.as_numpy_dtype)
       try:
-        name = self._tensor.name
-        (result,) = tf.import_graph_def(definition, inputs, [name], name="again")
-        with tf.Session(graph=graph, config=config) as sess:
-          return sess.run(result, feeds)
+        return self._run(_definition(chain, dtype), inputs, feeds)
       except (tf.errors.OpError, TypeError, ValueError):
         return None
+
+  def _run(
+    self,
+    definition: tf.GraphDef,
+    inputs: Dict[str, tf.Tensor],
+    feeds: Dict[tf.Tensor, np.ndarray],
+  ) -> np.ndarray:
+    """Returns the value of the tensor in a graph definition.
+
+    Args:
+      definition: the ops of a chain.
+      inputs: by the names of what they read, the placeholders for it.
+      feeds: the values of the placeholders.
+    """
+    config = tf.ConfigProto(device_count={"GPU": 0})
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    name = self._tensor.name
+    (result,) = tf.import_graph_def(definition, inputs, [name], name="again")
+    with tf.Session(config=config) as sess:
+      return sess.run(result, feeds)
 
 
 def is_finite(values: np.ndarray) -> np.ndarray:
@@ -208,23 +222,32 @@ def _has_floating(tensors: Iterable[tf.Tensor]) -> bool:
   return any(each.dtype.is_floating or each.dtype.is_complex for each in tensors)
 
 
-def _add(definition: tf.GraphDef, op: tf.Operation, dtype: tf.DType) -> None:
-  """Adds a copy of an op to a graph definition, with wider dtypes; without what it
-  waits for, its device, and attributes of its graph.
+def _definition(chain: Chain, dtype: tf.DType) -> tf.GraphDef:
+  """Returns a graph definition with copies of ops, with wider dtypes; without what they
+  wait for, their devices, and attributes of their graph.
   """
-  node = definition.node.add()
-  node.CopyFrom(op.node_def)
-  node.device = ""
-  del node.input[:]
-  node.input.extend(value.name for value in op.inputs)
-  for key, attribute in list(node.attr.items()):
-    if key.startswith("_"):
-      del node.attr[key]
-    elif attribute.HasField("type"):
-      attribute.type = _wider_enum(attribute.type, dtype)
-    elif attribute.list.type:
-      types = [_wider_enum(each, dtype) for each in attribute.list.type]
-      attribute.list.type[:] = types
+  definition = tf.GraphDef()
+  definition.versions.CopyFrom(chain.ops[0].graph.graph_def_versions)
+  for op in chain.ops:
+    node = definition.node.add()
+    node.CopyFrom(op.node_def)
+    node.device = ""
+    del node.input[:]
+    node.input.extend(value.name for value in op.inputs)
+    for key in list(node.attr):
+      if key.startswith("_"):
+        del node.attr[key]
+    for attribute in node.attr.values():
+      _widen(attribute, dtype)
+  return definition
+
+
+def _widen(attribute: Any, dtype: tf.DType) -> None:
+  """Makes the dtypes in an attribute of a node wider."""
+  if attribute.HasField("type"):
+    attribute.type = _wider_enum(attribute.type, dtype)
+  for place, narrow in enumerate(attribute.list.type):
+    attribute.list.type[place] = _wider_enum(narrow, dtype)
 
 
 def _wider(dtype: tf.DType, wide: tf.DType) -> tf.DType:
