@@ -228,8 +228,8 @@ class LossScaleHook(step_hook.StepHook):
         self._warn_if_unattempted(is_attempted=False)
       return None
     if run_context.session is not self._session:
-      self._session = run_context.session
       self._read_state(run_context.session)
+      self._session = run_context.session  # now other threads may count
     executed = list(requested.fetches["statuses"])
     requested.fetches["updates"] = [self._updates[train_op] for train_op in executed]
     if self._steps.may_report_stall(len(executed)):

@@ -126,7 +126,17 @@ class StepHook(tf.train.SessionRunHook):
   def before_run(
     self, run_context: tf.train.SessionRunContext
   ) -> Optional[tf.train.SessionRunArgs]:
-    """Returns what to fetch with a run; None if it executes no train op."""
+    """Returns what to fetch with a run; None if it executes no train op.
+
+    Raises a RuntimeError without `begin()`.
+    """
+    if not self._has_begun:
+      raise RuntimeError(
+        "{}.begin() was not called. Call it after minimize(), before the session runs; "
+        "a subclass that overrides it calls super().begin().".format(
+          type(self).__name__
+        )
+      )
     run = runs.executed_by(run_context)
     statuses = {}
     for each in self._observed:
@@ -153,13 +163,8 @@ class StepHook(tf.train.SessionRunHook):
 
     Call `begin()` after `minimize` and before the session runs, and at the end
     `end(session)`, which writes the last values. One hook observes such a run: several
-    need a MonitoredSession. Raises a RuntimeError without `begin()`.
+    need a MonitoredSession.
     """
-    if not self._has_begun:
-      raise RuntimeError(
-        "Before {}.run(), call begin(): after minimize(), before the session "
-        "runs.".format(type(self).__name__)
-      )
     context = tf.train.SessionRunContext(
       tf.train.SessionRunArgs(fetches, feed_dict), session
     )

@@ -279,7 +279,7 @@ def test_hook_observes_plain_session(make_training, in_graph):
     training.opt, None, min_scale_patience=2, counters_in_graph=in_graph
   )
   with testing.session() as sess, pytest.raises(
-    RuntimeError, match=r"call begin\(\): after minimize"
+    RuntimeError, match=r"LossScaleHook.begin\(\) was not called. .* after minimize"
   ):
     hook.run(sess, training.train_op)
   hook.begin()

@@ -128,7 +128,7 @@ def test_hook_observes_plain_session(tmp_path):
   training, opt, train_op = make_training()
   hook = mp_compat.GradientRangesHook(opt, 2, str(tmp_path / "ranges"))
   with testing.session() as sess, pytest.raises(
-    RuntimeError, match=r"GradientRangesHook.run\(\), call begin\(\): after minimize"
+    RuntimeError, match=r"GradientRangesHook.begin\(\) was not called. Call it after"
   ):
     hook.run(sess, train_op)
   hook.begin()

@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -134,6 +135,40 @@ def test_error_of_subclass_ends_run(training):
       for _ in range(9):
         sess.run(training.train_op, {training.x: FINITE})
   assert len(observer.steps) == 2
+
+
+class WithoutBegin(Observer):
+  """Overrides `begin`, and does not call that of the base class."""
+
+  def begin(self):
+    pass
+
+
+def test_missing_call_of_base_class_is_named(training):
+  with pytest.raises(RuntimeError, match=r"WithoutBegin.*calls super\(\).begin\(\)"):
+    with tf.train.MonitoredTrainingSession(hooks=[WithoutBegin(training.opt)]) as sess:
+      sess.run(training.train_op, {training.x: FINITE})
+
+
+def test_threads_share_session(training):
+  """The first runs of a session may be those of several threads."""
+  hooks, errors = [mp_compat.LossScaleHook(training.opt), Observer(training.opt)], []
+
+  def train():
+    try:
+      for _ in range(5):
+        sess.run(training.train_op, {training.x: FINITE})
+    except Exception as error:
+      errors.append(error)
+
+  for _ in range(3):
+    with tf.train.MonitoredTrainingSession(hooks=hooks) as sess:
+      threads = [threading.Thread(target=train) for _ in range(8)]
+      for thread in threads:
+        thread.start()
+      for thread in threads:
+        thread.join()
+  assert not errors and len(hooks[1].steps) == 120
 
 
 @pytest.mark.usefixtures("graph", "control_flow")
