@@ -19,7 +19,7 @@ from mp_compat.monitoring import reports
 from mp_compat.monitoring import stall
 from mp_compat.monitoring import step_counter
 from mp_compat.monitoring import step_hook
-from mp_compat.training import step as steps
+from mp_compat.training import recorded
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 ON_STALL = ("raise", "stop", "warn")
@@ -420,7 +420,7 @@ class StopAtAttemptHook(step_hook.StepHook):
     super().__init__(optimizer)
     self._num_attempts = arguments.positive_int("num_attempts", num_attempts)
 
-  def _steps_to_observe(self) -> List[steps.Step]:
+  def _steps_to_observe(self) -> List[recorded.Step]:
     found = reports.train_steps(self._optimizer)
     for each in found:
       if reports.is_run_by_queue(each):

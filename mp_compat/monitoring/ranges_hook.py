@@ -17,7 +17,7 @@ from mp_compat.monitoring import gradient_ranges
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.monitoring import step_hook
-from mp_compat.training import step as steps
+from mp_compat.training import recorded
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 # the largest number of steps from a record with values that are not finite to the next
@@ -142,7 +142,7 @@ class GradientRangesHook(step_hook.StepHook):
       # after the line that a killed job left
       self._events.write(lambda writer: self._append("\n"))
 
-  def _steps_to_observe(self) -> List[steps.Step]:
+  def _steps_to_observe(self) -> List[recorded.Step]:
     return [reports.readable_step(self._optimizer)]
 
   def before_run(

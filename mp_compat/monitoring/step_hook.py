@@ -7,7 +7,7 @@ from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.graph import runs
 from mp_compat.monitoring import reports
-from mp_compat.training import step as steps
+from mp_compat.training import recorded
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 
@@ -89,7 +89,7 @@ class StepHook(tf.train.SessionRunHook):
     self._has_begun = True
     self._is_stop_requested = False
 
-  def _steps_to_observe(self) -> List[steps.Step]:
+  def _steps_to_observe(self) -> List[recorded.Step]:
     """Returns the steps to observe, of which the current graph can read the tensors."""
     readable = []
     for each in reports.train_steps(self._optimizer):
@@ -104,7 +104,7 @@ class StepHook(tf.train.SessionRunHook):
         )
     return readable
 
-  def _status(self, record: steps.Step) -> tf.Tensor:
+  def _status(self, record: recorded.Step) -> tf.Tensor:
     """Builds what to fetch with a train op, float32 [3]: 1 if the step is attempted, 1
     if it is skipped, the loss scale after it.
     """
