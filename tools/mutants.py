@@ -595,10 +595,10 @@ _ROWS = {
       "self.scale = scale",
     ),
     (
-      "History._add_bounds",
+      "History.add",
       "name",
-      "bounds.low - bounds.high > worst",
-      "bounds.low > bounds.high",
+      "fitting.low - fitting.high > conflict.low - conflict.high",
+      "fitting.low > fitting.high",
     ),
     ("read", "name", "<", "<="),
     ("_choose", "operand", "steps", ""),
@@ -608,7 +608,7 @@ _ROWS = {
     ("Tensor._note_vanishing", "test", "SHOWN", "False"),
     ("Tensor.add", "operand", "0", ""),
     ("Tensor.add", "test", "not is_noise", "True"),
-    ("History.upper_bounds", "statement", "append", "pass"),
+    ("History.upper_bounds", "operand", "below_skipped", ""),
     ("advise", "operand", "tensors", ""),
   ],
   "tools/migrate/decisions": [
@@ -655,8 +655,8 @@ _ROWS = {
   ],
   "monitoring/hooks": [
     ("LossScaleHook._describe_stall", "test", "_steps", "False"),
-    ("StopAtAttemptHook.begin", "test", "is_run_by_queue", "False"),
-    ("_Watched.computed_by", "operand", "computes", ""),
+    ("StopAtAttemptHook._steps_to_observe", "test", "is_run_by_queue", "False"),
+    ("_computed", "operand", "computes", ""),
     ("LossScaleHook._describe_stall", "operand", "FIXED_LOSS_SCALES", ""),
     ("LossScaleHook.after_run", "statement", "restart", "pass"),
   ],
@@ -670,13 +670,18 @@ _ROWS = {
   "monitoring/nonfinite_ops": [
     ("explain", "operand", "is_finite(exact)", ""),
     ("_numbers_that_round_to", "operand", "exact - difference", "exact"),
-    ("_search", "statement", "too_short = middle", "long_enough = middle"),
   ],
   "monitoring/recomputation": [
-    ("_add", "statement", "_wider_enum(attribute.type, dtype)", "pass"),
+    (
+      "Recomputation._shortest",
+      "statement",
+      "too_short = middle",
+      "long_enough = middle",
+    ),
+    ("_widen", "statement", "_wider_enum(attribute.type, dtype)", "pass"),
   ],
   "monitoring/remedies": [
-    ("_about_overflow", "test", "_LARGEST_FLOAT32", "False"),
+    ("_about_overflow", "operand", "_LARGEST_FLOAT32", ""),
     ("_names_of_ops", "operand", "computing - failure.backward", ""),
   ],
   "monitoring/step_counter": [
