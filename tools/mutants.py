@@ -608,7 +608,7 @@ _ROWS = {
     ("Tensor._note_vanishing", "test", "SHOWN", "False"),
     ("Tensor.add", "operand", "0", ""),
     ("Tensor.add", "test", "not is_noise", "True"),
-    ("History.upper_bounds", "operand", "below_skipped", ""),
+    ("History.upper_bounds", "result", "overflows", "self.overflows"),
     ("advise", "operand", "tensors", ""),
   ],
   "tools/migrate/decisions": [
@@ -668,7 +668,7 @@ _ROWS = {
     ("_loss", "name", "min", "max"),
   ],
   "monitoring/nonfinite_ops": [
-    ("explain", "operand", "is_finite(exact)", ""),
+    ("explain", "operand", "recomputation.is_finite(exact)", ""),
     ("_numbers_that_round_to", "operand", "exact - difference", "exact"),
   ],
   "monitoring/recomputation": [
