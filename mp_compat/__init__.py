@@ -52,6 +52,7 @@ _PUBLIC = {
     "loss_scale_summaries",
     "nonfinite_gradients",
   ],
+  "mp_compat.monitoring.step_hook": ["AttemptedStep", "StepHook"],
   "mp_compat.training.gradient_accumulation": ["GradientAccumulator"],
   "mp_compat.training.optimizer": ["MixedPrecisionLossScaleOptimizer"],
   "mp_compat.training.shared_loss_scale": ["apply_gradients_together"],

@@ -41,6 +41,8 @@ from mp_compat.monitoring.ranges_hook import GradientRangesHook as GradientRange
 from mp_compat.monitoring.reports import GradientReport as GradientReport
 from mp_compat.monitoring.reports import loss_scale_summaries as loss_scale_summaries
 from mp_compat.monitoring.reports import nonfinite_gradients as nonfinite_gradients
+from mp_compat.monitoring.step_hook import AttemptedStep as AttemptedStep
+from mp_compat.monitoring.step_hook import StepHook as StepHook
 from mp_compat.training.gradient_accumulation import (
   GradientAccumulator as GradientAccumulator,
 )

@@ -96,6 +96,7 @@ TESTS = {
   "monitoring/remedies": "monitoring/mistakes monitoring/stall",
   "monitoring/stall": "monitoring/stall monitoring/hooks",
   "monitoring/step_counter": "monitoring/step_counter",
+  "monitoring/step_hook": "monitoring/step_hook monitoring/hooks_in_control_flow",
   "training/step": (
     "training/finite_reducer training/shared_loss_scale training/gradient_accumulation "
     "training/skipped_ops monitoring/reports training/threads training/optimizer "
@@ -595,10 +596,10 @@ _ROWS = {
       "self.scale = scale",
     ),
     (
-      "History._add_bounds",
+      "History.add",
       "name",
-      "bounds.low - bounds.high > worst",
-      "bounds.low > bounds.high",
+      "fitting.low - fitting.high > conflict.low - conflict.high",
+      "fitting.low > fitting.high",
     ),
     ("read", "name", "<", "<="),
     ("_choose", "operand", "steps", ""),
@@ -608,7 +609,7 @@ _ROWS = {
     ("Tensor._note_vanishing", "test", "SHOWN", "False"),
     ("Tensor.add", "operand", "0", ""),
     ("Tensor.add", "test", "not is_noise", "True"),
-    ("History.upper_bounds", "statement", "append", "pass"),
+    ("History.upper_bounds", "result", "overflows", "self.overflows"),
     ("advise", "operand", "tensors", ""),
   ],
   "tools/migrate/decisions": [
@@ -655,8 +656,8 @@ _ROWS = {
   ],
   "monitoring/hooks": [
     ("LossScaleHook._describe_stall", "test", "_steps", "False"),
-    ("StopAtAttemptHook.begin", "test", "is_run_by_queue", "False"),
-    ("_Watched.computed_by", "operand", "computes", ""),
+    ("StopAtAttemptHook._steps_to_observe", "test", "is_run_by_queue", "False"),
+    ("_computed", "operand", "computes", ""),
     ("LossScaleHook._describe_stall", "operand", "FIXED_LOSS_SCALES", ""),
     ("LossScaleHook.after_run", "statement", "restart", "pass"),
   ],
@@ -668,15 +669,20 @@ _ROWS = {
     ("_loss", "name", "min", "max"),
   ],
   "monitoring/nonfinite_ops": [
-    ("explain", "operand", "is_finite(exact)", ""),
+    ("explain", "operand", "recomputation.is_finite(exact)", ""),
     ("_numbers_that_round_to", "operand", "exact - difference", "exact"),
-    ("_search", "statement", "too_short = middle", "long_enough = middle"),
   ],
   "monitoring/recomputation": [
-    ("_add", "statement", "_wider_enum(attribute.type, dtype)", "pass"),
+    (
+      "Recomputation._shortest",
+      "statement",
+      "too_short = middle",
+      "long_enough = middle",
+    ),
+    ("_widen", "statement", "_wider_enum(attribute.type, dtype)", "pass"),
   ],
   "monitoring/remedies": [
-    ("_about_overflow", "test", "_LARGEST_FLOAT32", "False"),
+    ("_about_overflow", "operand", "_LARGEST_FLOAT32", ""),
     ("_names_of_ops", "operand", "computing - failure.backward", ""),
   ],
   "monitoring/step_counter": [

@@ -3,7 +3,8 @@
 
 import math
 import numbers
-from typing import Sequence
+import os
+from typing import Optional, Sequence, Union
 
 # The largest scale whose reciprocal is a normal float32; TensorFlow flushes smaller
 # reciprocals to 0.
@@ -54,8 +55,8 @@ def positive_int(name: str, value: object) -> int:
   return number
 
 
-def choice(name: str, value: object, choices: Sequence[str]) -> None:
-  """Checks an argument that is one of several strings.
+def choice(name: str, value: object, choices: Sequence[object]) -> None:
+  """Checks an argument that is one of several values.
 
   Args:
     name: the name of the argument, for the error.
@@ -70,6 +71,24 @@ def choice(name: str, value: object, choices: Sequence[str]) -> None:
     raise ValueError(
       "{} must be one of {}, but got {!r}.".format(name, expected, value)
     )
+
+
+def optional_path(
+  name: str, value: Union[str, "os.PathLike[str]", None]
+) -> Optional[str]:
+  """Returns a path as a string; None for None.
+
+  Raises:
+    ValueError: If `value` is anything else.
+  """
+  if value is None:
+    return None
+  try:
+    return os.fspath(value)
+  except TypeError as error:
+    raise ValueError(
+      "{} must be a path or None, but got {!r}.".format(name, value)
+    ) from error
 
 
 def truncated_int(name: str, value: float) -> int:

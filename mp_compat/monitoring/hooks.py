@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SessionRunHooks that report skipped steps and end runs that apply no steps."""
 
-from typing import Iterable, List, NamedTuple, Optional, Tuple
-
-import numpy as np
+import time
+from typing import Dict, Iterable, List, Optional, Tuple
 
 from mp_compat._tensorflow import auto_mixed_precision
 from mp_compat._tensorflow import event_files
@@ -15,11 +14,12 @@ from mp_compat.core import loss_scale
 from mp_compat.graph import runs
 from mp_compat.monitoring import dataflow
 from mp_compat.monitoring import float16_ops
-from mp_compat.monitoring import plain_session
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
 from mp_compat.monitoring import stall
 from mp_compat.monitoring import step_counter
+from mp_compat.monitoring import step_hook
+from mp_compat.training import recorded
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 ON_STALL = ("raise", "stop", "warn")
@@ -36,30 +36,7 @@ class LossScaleStalledError(RuntimeError):
   """An error for a stalled run: steps are attempted, but all of them are skipped."""
 
 
-class _Watched(NamedTuple):
-  """A train op, and what to fetch with it.
-
-  Attributes:
-    train_op: The train op.
-    status: float32 [3]: 1 if the step is attempted, 1 if it is skipped, the loss scale
-      after it.
-    observed: The tensors that show why a step is skipped.
-  """
-
-  train_op: tf.Operation
-  status: tf.Tensor
-  observed: List[stall.Observed]
-
-  def computed_by(self, run: runs.Run) -> List[stall.Observed]:
-    """Returns what is observed and computed in a run."""
-    return [each for each in self.observed if run.computes(each.tensor)]
-
-  def of_part(self, part: str) -> List[tf.Tensor]:
-    """Returns the observed tensors of a part, such as "forward"."""
-    return [each.tensor for each in self.observed if each.part == part]
-
-
-class LossScaleHook(plain_session.PlainSessionHook):
+class LossScaleHook(step_hook.StepHook):
   """Logs the loss scale, counts skipped steps, and ends a run that no longer applies
   any steps.
 
@@ -139,27 +116,22 @@ class LossScaleHook(plain_session.PlainSessionHook):
       ValueError: If an argument is out of its range or of another kind, or both
         intervals between log lines are passed.
     """
-    super().__init__(optimizer, output_dir)
+    super().__init__(optimizer)
     arguments.choice("on_stall", on_stall, ON_STALL)
-    if not isinstance(counters_in_graph, (bool, np.bool_)):
-      raise ValueError(
-        "counters_in_graph must be True or False, but got {!r}.".format(
-          counters_in_graph
-        )
-      )
+    arguments.choice("counters_in_graph", counters_in_graph, (True, False))
     is_passed = every_n_steps is not None and every_n_steps is not _EVERY_100
     if every_n_secs is not None and is_passed:
       raise ValueError(
         "Expected every_n_steps or every_n_secs, but got both, {!r} and {!r}. Remove "
         "one of them.".format(every_n_steps, every_n_secs)
       )
-    interval = step_counter.Interval()
+    interval = None
     if every_n_secs is not None:
       seconds = arguments.scale("every_n_secs", every_n_secs)
-      interval = step_counter.Interval(seconds=seconds)
+      interval = step_counter.Interval(seconds, time.monotonic)
     elif every_n_steps is not None:
       every_n_steps = arguments.positive_int("every_n_steps", every_n_steps)
-      interval = step_counter.Interval(steps=every_n_steps)
+      interval = step_counter.Interval(every_n_steps)
     self._steps = step_counter.StepCounter(
       max_consecutive_skips=arguments.positive_int(
         "max_consecutive_skips", max_consecutive_skips
@@ -169,7 +141,9 @@ class LossScaleHook(plain_session.PlainSessionHook):
       ),
       interval=interval,
     )
+    self._unattempted = 0  # runs in a row that computed gradients only
     self._on_stall = on_stall
+    self._output_dir = arguments.optional_path("output_dir", output_dir)
     self._counters_in_graph = counters_in_graph
     self._session: Optional[tf.Session] = None  # in which `_read_state` was last called
 
@@ -184,29 +158,23 @@ class LossScaleHook(plain_session.PlainSessionHook):
   def begin(self) -> None:
     """Finds the train ops of the optimizer, and builds what to fetch with each."""
     super().begin()
-    steps = reports.train_steps(self._optimizer)
-    self._name = steps[0].train_op.name  # of the first one
-    readable = [step for step in steps if reports.is_readable(step)]
-    self._float16_variables: List[str] = []
-    for step in readable:
-      for name, values in reports.passed_gradients(step):
-        if values.dtype == tf.float16:
-          self._float16_variables.append(name)
+    self._name = reports.train_steps(self._optimizer)[0].train_op.name
     overflow_tolerance = getattr(self._optimizer.loss_scale, "overflow_tolerance", 1)
     patience = max(self._steps.min_scale_patience, overflow_tolerance)
     self._steps.min_scale_patience = patience
+    self._float16_variables: List[str] = []
+    self._reasons: Dict[str, List[stall.Observed]] = {}  # by train op
+    for step in self._observed:
+      for name, values in reports.passed_gradients(step):
+        if values.dtype == tf.float16:
+          self._float16_variables.append(name)
+      self._reasons[step.train_op.name] = stall.observed(step)
     self._counters: List[tf.Variable] = []
-    if self._counters_in_graph and readable:
+    if self._counters_in_graph and self._observed:
       self._counters = self._make_counters()
-    self._watched: List[_Watched] = []
-    for step in readable:
-      status = self._make_status(reports.counts(step))
-      self._watched.append(_Watched(step.train_op, status, stall.observed(step)))
+    self._updates = {name: self._count_in_graph(name) for name in self._statuses}
     self._scale = self._optimizer.loss_scale()
     self._events = event_files.EventFile("LossScaleHook", self._output_dir)
-    for step in steps:
-      if not reports.is_readable(step):
-        _warn_of_unreadable(step.train_op)
     self._warn()
 
   def _warn(self) -> None:
@@ -220,12 +188,10 @@ class LossScaleHook(plain_session.PlainSessionHook):
         "which stores them in float32."
       )
       log.warn(text, self._name, range_history.enumeration(self._float16_variables, 5))
-    for watched in self._watched:
-      _warn_of_float16_ops(watched)
-    if auto_mixed_precision.is_enabled():
-      return
-    for watched in self._watched:
-      _warn_of_float32_backward(watched)
+    for train_op, reasons in self._reasons.items():
+      _warn_of_float16_ops(train_op, _of_part(reasons, "forward"))
+      if not auto_mixed_precision.is_enabled():
+        _warn_of_float32_backward(train_op, _of_part(reasons, "backward"))
 
   def _make_counters(self) -> List[tf.Variable]:
     """Makes the variables of the attempted and the skipped steps where all workers find
@@ -241,20 +207,13 @@ class LossScaleHook(plain_session.PlainSessionHook):
         for name in ("attempted_steps", "skipped_steps")
       ]
 
-  def _make_status(self, counts: tf.Tensor) -> tf.Tensor:
-    """Builds what to fetch with a train op, the `status` of `_Watched`; updates the
-    counters in the graph.
-
-    Args:
-      counts: int32 [2], whether the step is attempted and skipped.
-    """
-    updates = []
-    for counter, count in zip(self._counters, tf.unstack(counts)):
-      added = tf.cast(count, tf.int64)
-      updates.append(counter.assign_add(added, read_value=False))
-    with tf.control_dependencies([counts] + updates):
-      scale = tf.cast(self._optimizer.loss_scale(), tf.float32)
-    return tf.concat([tf.cast(counts, tf.float32), [scale]], axis=0)
+  def _count_in_graph(self, train_op: str) -> List[tf.Operation]:
+    """Returns the ops that add a step to the counters in the graph."""
+    counts = tf.unstack(tf.cast(self._statuses[train_op][:2], tf.int64))
+    return [
+      counter.assign_add(count, read_value=False)
+      for counter, count in zip(self._counters, counts)
+    ]
 
   def before_run(
     self, run_context: tf.train.SessionRunContext
@@ -262,22 +221,23 @@ class LossScaleHook(plain_session.PlainSessionHook):
     """Returns what to fetch with a run: the status of each train op that it executes,
     and the values of both passes if it may complete a stall.
     """
+    requested = super().before_run(run_context)
     run = runs.executed_by(run_context)
-    executed = [each for each in self._watched if each.train_op in run.ops]
-    if not executed:
-      if any(each.computed_by(run) for each in self._watched):
+    if requested is None:
+      if any(_computed(reasons, run) for reasons in self._reasons.values()):
         self._warn_if_unattempted(is_attempted=False)
       return None
     if run_context.session is not self._session:
-      self._session = run_context.session
       self._read_state(run_context.session)
-    fetches = {"statuses": [each.status for each in executed]}
+      self._session = run_context.session  # now other threads may count
+    executed = list(requested.fetches["statuses"])
+    requested.fetches["updates"] = [self._updates[train_op] for train_op in executed]
     if self._steps.may_report_stall(len(executed)):
       self._fetched: List[stall.Observed] = []
-      for each in executed:
-        self._fetched += each.computed_by(run)
-      fetches["diagnoses"] = [each.fetch for each in self._fetched]
-    return tf.train.SessionRunArgs(fetches)
+      for train_op in executed:
+        self._fetched += _computed(self._reasons[train_op], run)
+      requested.fetches["diagnoses"] = [each.fetch for each in self._fetched]
+    return requested
 
   def _read_state(self, session: tf.Session) -> None:
     """Reads counts and scale at the first step of a session: other hooks, as Horovod's,
@@ -291,13 +251,11 @@ class LossScaleHook(plain_session.PlainSessionHook):
     self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
   ) -> None:
     """Counts the steps of a run; reports a stall that it completes."""
-    results = run_values.results or {"statuses": []}
-    statuses = results["statuses"]
-    if len(statuses):
+    results = run_values.results or {}
+    statuses = results.get("statuses", {}).values()
+    if statuses:
       self._warn_if_unattempted(any(attempted for attempted, _, _ in statuses))
-    for attempted, skipped, scale in statuses:
-      if attempted:
-        self._count(float(scale), bool(skipped))
+    super().after_run(run_context, run_values)
     if "diagnoses" not in results or not self._steps.reports_stall():
       return
     # end() is not called after errors
@@ -313,11 +271,8 @@ class LossScaleHook(plain_session.PlainSessionHook):
   def end(self, session: tf.Session) -> None:
     del session
     if not self.attempted:
-      for watched in self._watched:
-        log.warn(
-          "LossScaleHook: no Session run executed the train op %s.",
-          watched.train_op.name,
-        )
+      for train_op in self._statuses:
+        log.warn("LossScaleHook: no Session run executed the train op %s.", train_op)
     elif self._steps.has_unlogged_steps():
       self._log()
     self._write()
@@ -327,20 +282,25 @@ class LossScaleHook(plain_session.PlainSessionHook):
     """Logs a warning after many runs in a row that computed gradients and attempted no
     step.
     """
-    if self._steps.count_run(is_attempted):
+    self._unattempted = 0 if is_attempted else self._unattempted + 1
+    if self._unattempted == self._steps.max_consecutive_skips:
       log.warn(
         "LossScaleHook: %d runs in a row computed the gradients of %s, but attempted "
         "no step. If the program itself checks whether they are finite, the loss scale "
         "never falls: remove this check.",
-        self._steps.unattempted_runs,
+        self._unattempted,
         self._name,
       )
 
-  def _count(self, scale: float, is_skipped: bool) -> None:
-    due = self._steps.count(scale, is_skipped)
-    if due.log:
+  def after_step(
+    self, run_context: tf.train.SessionRunContext, step: step_hook.AttemptedStep
+  ) -> None:
+    """Counts a step, and logs and writes what is due."""
+    del run_context
+    is_due = self._steps.count(step.scale, step.is_skipped)
+    if is_due:
       self._log()
-    if due.write:
+    if is_due or step.is_skipped:
       self._write()
 
   def _log(self) -> None:
@@ -378,34 +338,32 @@ class LossScaleHook(plain_session.PlainSessionHook):
     return text + stall.describe(values, self._float16_variables, reason)
 
 
-def _warn_of_unreadable(train_op: tf.Operation) -> None:
-  """Logs a warning of a train op whose steps cannot be counted."""
-  log.warn(
-    "The train op %s is inside a loop or a function, where hooks cannot count its "
-    "steps or see that they are skipped. If the global step stands still while the "
-    "loss scale falls, all steps are skipped.",
-    train_op.name,
-  )
+def _computed(observed: List[stall.Observed], run: runs.Run) -> List[stall.Observed]:
+  """Returns what is observed and computed in a run."""
+  return [each for each in observed if run.computes(each.tensor)]
 
 
-def _warn_of_float16_ops(watched: _Watched) -> None:
-  """Logs a warning of ops of the forward pass that are likely to overflow."""
-  forward = [tensor.op for tensor in watched.of_part("forward")]
-  names = [op.name for op in float16_ops.likely_to_overflow(forward)]
-  if names:
+def _of_part(observed: List[stall.Observed], part: str) -> List[tf.Tensor]:
+  """Returns the observed tensors of a part, such as "forward"."""
+  return [each.tensor for each in observed if each.part == part]
+
+
+def _warn_of_float16_ops(train_op: str, forward: List[tf.Tensor]) -> None:
+  """Logs a warning of ops of a forward pass that are likely to overflow."""
+  likely = float16_ops.likely_to_overflow(tensor.op for tensor in forward)
+  if likely:
     log.warn(
       "LossScaleHook: the forward pass of %s computes exponentials, or sums of "
       "squares, in float16: %s. They overflow from 11.1 on, and from 256 on, also "
       "without an error: a layer normalization then returns zeros. Compute them in "
       "float32.",
-      watched.train_op.name,
-      range_history.enumeration(names, 5),
+      train_op,
+      range_history.enumeration([op.name for op in likely], 5),
     )
 
 
-def _warn_of_float32_backward(watched: _Watched) -> None:
+def _warn_of_float32_backward(train_op: str, backward: List[tf.Tensor]) -> None:
   """Logs a warning if a backward pass is known, and is in float32 only."""
-  backward = watched.of_part("backward")
   for tensor in backward:
     if tensor.dtype != tf.float32 or tensor.op.type in dataflow.HIDING:
       return
@@ -414,11 +372,11 @@ def _warn_of_float32_backward(watched: _Watched) -> None:
       "LossScaleHook: the backward pass of %s has no float16 tensor. A program that "
       "computes in float32 needs no loss scaling, unless TensorFlow's graph rewrite "
       "casts it. Are the inputs and the variables of the model cast to float16?",
-      watched.train_op.name,
+      train_op,
     )
 
 
-class StopAtAttemptHook(tf.train.SessionRunHook):
+class StopAtAttemptHook(step_hook.StepHook):
   """Ends a run after a number of attempted steps, applied or skipped.
 
   `tf.train.StopAtStepHook` counts applied steps (`global_step`) and never ends a run
@@ -459,36 +417,28 @@ class StopAtAttemptHook(tf.train.SessionRunHook):
         is inside a loop or a function, or if a queue runner runs it, as with
         `SyncReplicasOptimizer`.
     """
-    self._optimizer = reports.checked_optimizer(optimizer)
-    self._remaining = arguments.positive_int("num_attempts", num_attempts)
+    super().__init__(optimizer)
+    self._num_attempts = arguments.positive_int("num_attempts", num_attempts)
 
-  def begin(self) -> None:
-    steps = reports.train_steps(self._optimizer)
-    for step in steps:
-      if reports.is_run_by_queue(step):
+  def _steps_to_observe(self) -> List[recorded.Step]:
+    found = reports.train_steps(self._optimizer)
+    for each in found:
+      if reports.is_run_by_queue(each):
         raise ValueError(
           "StopAtAttemptHook cannot count the steps of {}: a queue runner runs it, as "
           "that of SyncReplicasOptimizer. Count the Session runs of each worker "
-          "instead, or watch opt.loss_scale().".format(step.train_op.name)
+          "instead, or watch opt.loss_scale().".format(each.train_op.name)
         )
-      if not reports.is_readable(step):
+      if not reports.is_readable(each):
         raise ValueError(
           "StopAtAttemptHook cannot count the steps of {}, which is inside a loop or a "
-          "function. Count the Session runs instead.".format(step.train_op.name)
+          "function. Count the Session runs instead.".format(each.train_op.name)
         )
-    self._counts = [(step.train_op, reports.counts(step)) for step in steps]
+    return found
 
-  def before_run(
-    self, run_context: tf.train.SessionRunContext
-  ) -> Optional[tf.train.SessionRunArgs]:
-    run = runs.executed_by(run_context)
-    counts = [each for train_op, each in self._counts if train_op in run.ops]
-    return tf.train.SessionRunArgs(counts) if counts else None
-
-  def after_run(
-    self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
+  def after_step(
+    self, run_context: tf.train.SessionRunContext, step: step_hook.AttemptedStep
   ) -> None:
-    for attempted, _ in run_values.results or []:
-      self._remaining -= int(attempted)
-    if self._remaining <= 0:
+    """Stops the run after the last step."""
+    if step.number >= self._num_attempts:
       run_context.request_stop()

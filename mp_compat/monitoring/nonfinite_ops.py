@@ -3,18 +3,16 @@
 dtype, from its inputs and from what came before.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Dict, List, NamedTuple, Sequence
 
 import numpy as np
 
 from mp_compat._tensorflow import tf
-from mp_compat.graph import contexts
+from mp_compat.monitoring import dataflow
 from mp_compat.monitoring import recomputation
 
 # How many ops in a row before an op may have read a constant that decides.
 _NEAR = 8
-# The most values of a chain to compute again.
-_MOST_VALUES = 2**27
 
 # What ops do whose exact result is not finite, if an input is 0, or otherwise.
 _AT_ZERO = {
@@ -36,7 +34,6 @@ _ELSEWHERE = {
   "Atanh": "computes an inverse hyperbolic tangent outside of (-1, 1)",
   "Log": "computes the logarithm of a negative number",
   "Log1p": "computes the logarithm of zero or of a negative number",
-  "Pow": "computes a power that is not a real number",
   "Rsqrt": "computes the root of a negative number",
   "Sqrt": "computes the root of a negative number",
 }
@@ -99,28 +96,28 @@ def explain(tensor: tf.Tensor, fetched: recomputation.Values) -> Explanation:
   if not len(op.inputs):
     is_float16_constant = op.type == "Const" and tensor.dtype == tf.float16
     return Explanation(OVERFLOW if is_float16_constant else INPUT)
-  inputs = [fetched.get(contexts.tensor_key(value)) for value in op.inputs]
-  finite = [each for each in inputs if each is not None and is_finite(each).all()]
+  again = recomputation.Recomputation(tensor, fetched)
+  inputs = [again.value_of(value) for value in op.inputs]
+  finite = [
+    each for each in inputs if each is not None and recomputation.is_finite(each).all()
+  ]
   if len(finite) < len(inputs):
     return Explanation(UNKNOWN)
   if op.type.startswith(recomputation.RECEIVING):
     return Explanation(RECEIVED)
   if op.op_def.is_stateful:  # such as a Python function, which may have effects
     return Explanation(UNKNOWN)
-  alone = recomputation.chain(tensor, fetched, depth=1)
-  exact = recomputation.compute(tensor, alone, fetched, tf.float64)
-  values = fetched[contexts.tensor_key(tensor)]
-  if exact is None or exact.shape != np.shape(values):
+  exact = again.compute(tf.float64, again.chain(1))
+  values = again.value_of(tensor)
+  if exact is None or values is None or exact.shape != np.shape(values):
     return Explanation(UNKNOWN)
-  undefined = ~is_finite(values) & ~is_finite(exact)
-  if not undefined.any():
-    return Explanation(OVERFLOW, largest=float(np.abs(exact).max(initial=0)))
-  return _search_rounding(tensor, fetched, _describe(op.type, finite))
+  undefined = ~recomputation.is_finite(values) & ~recomputation.is_finite(exact)
+  if undefined.any():
+    return _search_rounding(again, _describe(op.type, finite))
+  return Explanation(OVERFLOW, largest=float(np.abs(exact).max(initial=0)))
 
 
-def _search_rounding(
-  tensor: tf.Tensor, fetched: recomputation.Values, text: str
-) -> Explanation:
+def _search_rounding(again: recomputation.Recomputation, text: str) -> Explanation:
   """Returns which rounding makes a result undefined.
 
   it is finite if the last ops compute in float32   -> "float32", these ops
@@ -129,109 +126,40 @@ def _search_rounding(
   otherwise                                         -> what it was computed from
   """
   undefined = Explanation(UNDEFINED, text)
-  chains = _chains(tensor, fetched)
-  tried = []
-  if chains[-1].narrow_ops():
-    search = _search(tensor, fetched, chains, tf.float32)
-    if search.found is not None:
-      return undefined._replace(finite_in="float32", ops=search.found.narrow_ops())
-    undefined = _with_constants(undefined, tensor, fetched)
-    tried.append(search)
-  search = _search(tensor, fetched, chains, tf.float64)
-  if search.found is not None:
-    return undefined._replace(finite_in="float64", ops=search.found.ops)
-  tried.append(search)
-  longest = max(tried, key=lambda each: len(each.tried.ops))
-  return undefined._replace(begin=longest.tried.begin)
-
-
-class _Search(NamedTuple):
-  """What chains of ops give in a dtype.
-
-  Attributes:
-    found: The shortest chain with a finite result; None if there is none.
-    tried: The longest chain that TensorFlow can compute.
-  """
-
-  found: Optional[recomputation.Chain]
-  tried: recomputation.Chain
-
-
-def _chains(
-  tensor: tf.Tensor, fetched: recomputation.Values
-) -> List[recomputation.Chain]:
-  """Returns chains of 1, 2, 4, 8 and so on ops in a row before a tensor, as long as
-  there are more, and not too many values.
-  """
-  chains = [recomputation.chain(tensor, fetched, 1)]
-  while True:
-    longer = recomputation.chain(tensor, fetched, 2 ** len(chains))
-    values = sum(_size(op.outputs[0], fetched) for op in longer.ops)
-    if len(longer.ops) == len(chains[-1].ops) or values > _MOST_VALUES:
-      return chains
-    chains.append(longer)
-
-
-def _size(tensor: tf.Tensor, fetched: recomputation.Values) -> int:
-  """Returns the number of values of a fetched tensor; 0 for others."""
-  return int(np.size(fetched.get(contexts.tensor_key(tensor), ())))
-
-
-def _search(
-  tensor: tf.Tensor,
-  fetched: recomputation.Values,
-  chains: Sequence[recomputation.Chain],
-  dtype: tf.DType,
-) -> _Search:
-  """Returns the shortest chain that gives a finite result in a dtype.
-
-  Tries `chains`, and then those between the first finite one and the one before it.
-  """
-  tried = chains[0]
-  for ops in chains:
-    result = recomputation.compute(tensor, ops, fetched, dtype)
-    if result is None:
-      continue
-    tried = ops
-    if is_finite(result).all():
-      break
-  else:
-    return _Search(None, tried)
-  place = list(chains).index(tried)
-  too_short, long_enough = 2**place // 2, 2**place
-  while long_enough - too_short > 1:
-    middle = (too_short + long_enough) // 2
-    between = recomputation.chain(tensor, fetched, middle)
-    result = recomputation.compute(tensor, between, fetched, dtype)
-    if result is not None and is_finite(result).all():
-      tried, long_enough = between, middle
-    else:
-      too_short = middle
-  return _Search(tried, tried)
+  in_float32 = again.search(tf.float32)
+  if in_float32.found is not None and in_float32.found.narrow_ops():
+    return undefined._replace(finite_in="float32", ops=in_float32.found.narrow_ops())
+  undefined = _with_constants(undefined, again)
+  in_float64 = again.search(tf.float64)
+  if in_float64.found is not None:
+    return undefined._replace(finite_in="float64", ops=in_float64.found.ops)
+  longest = max(in_float32.longest, in_float64.longest, key=lambda each: len(each.ops))
+  return undefined._replace(begin=longest.begin)
 
 
 def _with_constants(
-  undefined: Explanation, tensor: tf.Tensor, fetched: recomputation.Values
+  undefined: Explanation, again: recomputation.Recomputation
 ) -> Explanation:
   """Adds the constants near an op for each of which another number, that rounds to the
   same in its dtype, makes the result finite in float32.
 
   `1e-8` is 0 in a float16 graph, and `1 - 1e-7` is 1.
   """
-  near = recomputation.chain(tensor, fetched, _NEAR)
+  near = again.chain(_NEAR)
   constants: Dict[str, float] = {}
-  readers: Set[tf.Operation] = set()
+  decisive = []
   for constant in near.begin:
-    if constant.op.type != "Const" or _size(constant, fetched) != 1:
+    value = again.value_of(constant)
+    if value is None or constant.op.type != "Const" or np.size(value) != 1:
       continue
-    key = contexts.tensor_key(constant)
-    for number in _numbers_that_round_to(constant, fetched[key]):
-      result = recomputation.compute(tensor, near, {**fetched, key: number}, tf.float32)
-      if result is not None and is_finite(result).all():
-        constants[constant.op.name] = float(fetched[key])
-        readers.update(near.readers(constant))
-  narrow = [op for op in near.narrow_ops() if op in readers]
-  return undefined._replace(constants=constants, readers=narrow)
+    for number in _numbers_that_round_to(constant, value):
+      if again.with_value(constant, number).is_finite_in(tf.float32, near):
+        constants[constant.op.name] = float(value)
+        decisive.append(constant)
+  read_by = dataflow.readers([near.ops[0].outputs[0]])
+  derived = {tensor.op for tensor in dataflow.descendants(read_by, decisive).values()}
+  readers = [op for op in near.narrow_ops() if op in derived]
+  return undefined._replace(constants=constants, readers=readers)
 
 
 def _numbers_that_round_to(constant: tf.Tensor, value: np.ndarray) -> List[np.ndarray]:
@@ -253,13 +181,3 @@ def _describe(op_type: str, inputs: Sequence[np.ndarray]) -> str:
   if has_zeros and op_type in _AT_ZERO:
     return _AT_ZERO[op_type]
   return _ELSEWHERE.get(op_type, "is not finite in float64 either")
-
-
-def is_finite(values: np.ndarray) -> np.ndarray:
-  """Returns whether values of any dtype are finite."""
-  values = np.asarray(values)
-  if values.dtype.kind in "fc":
-    return np.isfinite(values)
-  if values.dtype.kind in "iub":
-    return np.ones(values.shape, bool)
-  return np.isfinite(values.astype(np.float32))  # bfloat16

@@ -64,24 +64,14 @@ class Bounds(NamedTuple):
     high: Above 2**high, the tensor `largest` is not finite.
     smallest: The name of the tensor that needs the largest scale; "" for none.
     largest: The name of the tensor that needs the smallest scale.
+    step: The step of the record; that of `low` if they are of several.
   """
 
   low: int
   high: int
   smallest: str
   largest: str
-
-
-class BoundsOfStep(NamedTuple):
-  """The bounds that one record gives.
-
-  Attributes:
-    step: The step of the record.
-    bounds: The loss scales that fit.
-  """
-
   step: int
-  bounds: Bounds
 
 
 class Advice(NamedTuple):
@@ -105,7 +95,7 @@ class Advice(NamedTuple):
 
 
 class _Choice(NamedTuple):
-  """What to do about the loss scale.
+  """What to do about the loss scale: fields of `Advice`.
 
   Attributes:
     kind: See `Advice`.
@@ -115,7 +105,7 @@ class _Choice(NamedTuple):
 
   kind: str
   text: str
-  named: List[str]
+  named: Tuple[str, ...]
 
 
 class Tensor:
@@ -149,7 +139,7 @@ class Tensor:
     self._zero = -1
     self._complete = -1
 
-  def add(self, name: str, values: Record, scale: float) -> Optional[Bounds]:
+  def add(self, name: str, values: Record, scale: float, step: int) -> Optional[Bounds]:
     """Adds the values of one step.
 
         if values are not finite: they do not count
@@ -162,6 +152,7 @@ class Tensor:
       name: the name of the tensor.
       values: the tensor in a record.
       scale: the loss scale of the values, positive and finite.
+      step: the step of the record.
 
     Returns:
       The scales that fit the values; None if they are not finite, or all zeros.
@@ -194,7 +185,7 @@ class Tensor:
     # Old files do not say in which dtype a gradient is applied.
     if low > 0 and values.get("applied") == "float16":
       self.is_lost_unscaled = True
-    found = Bounds(low, high, smallest=name, largest=name)
+    found = Bounds(low, high, smallest=name, largest=name, step=step)
     self.bounds = _intersection([self.bounds, found])
     return found
 
@@ -277,7 +268,7 @@ def _intersection(bounds: Iterable[Optional[Bounds]]) -> Optional[Bounds]:
     return None
   lower = max(known, key=lambda each: each.low)
   upper = min(known, key=lambda each: each.high)
-  return Bounds(lower.low, upper.high, lower.smallest, upper.largest)
+  return Bounds(lower.low, upper.high, lower.smallest, upper.largest, lower.step)
 
 
 class History:
@@ -304,10 +295,10 @@ class History:
     self.scale = 1.0
     self.run = 0
     self.is_complete = True
-    self.overflows: List[BoundsOfStep] = []
+    self.overflows: List[Bounds] = []
     self.below_skipped: Optional[Bounds] = None
     self.bounds: Optional[Bounds] = None
-    self.conflict: Optional[BoundsOfStep] = None
+    self.conflict: Optional[Bounds] = None
 
   @property
   def format(self) -> Format:
@@ -337,42 +328,36 @@ class History:
     self.steps.append(record["step"])
     self.is_complete = self.is_complete and bool(record["complete"])
     of_selected: List[Optional[Bounds]] = []
-    overflows: List[BoundsOfStep] = []
+    overflows: List[Bounds] = []
     for name, values in record["tensors"].items():
       is_scaled = values["scale"] is not None
       scale = float(values["scale"]) if is_scaled else 1.0
       if not 0 < scale < math.inf:
         continue
       tensor = self.tensors.setdefault(name, Tensor())
-      bounds = tensor.add(name, values, scale)
+      bounds = tensor.add(name, values, scale, record["step"])
       if values["selected"]:
         of_selected.append(bounds)
       if int(values["nonfinite"]):
         high = _exponent_below(scale) if is_scaled else LARGEST_SCALE
-        below = Bounds(0, high, smallest="", largest=name)
-        overflows.append(BoundsOfStep(record["step"], below))
+        overflows.append(Bounds(0, high, "", name, record["step"]))
       if is_scaled:
         self.scale = scale
     self.overflows.extend(overflows[:1])  # one for each record
     fitting = _intersection(of_selected)
-    if fitting is not None:
-      self._add_bounds(record["step"], fitting)
-
-  def _add_bounds(self, step: int, bounds: Bounds) -> None:
-    """Adds the scales that fit all selected tensors of one record."""
-    self.bounds = _intersection([self.bounds, bounds])
-    worst = 0
-    if self.conflict is not None:
-      worst = self.conflict.bounds.low - self.conflict.bounds.high
-    if bounds.low - bounds.high > worst:
-      self.conflict = BoundsOfStep(step, bounds)
+    if fitting is None:
+      return
+    self.bounds = _intersection([self.bounds, fitting])
+    conflict = self.conflict or Bounds(0, 0, "", "", 0)
+    if fitting.low - fitting.high > conflict.low - conflict.high:
+      self.conflict = fitting
 
   def _add_skipped(self, step: int, scale: float) -> None:
     """Adds a step between the records, which overflowed at `scale`."""
     if self.is_smallest_overflow(scale):
       name = "step {}, which overflowed".format(step)
       high = _exponent_below(scale)
-      self.below_skipped = Bounds(0, high, smallest="", largest=name)
+      self.below_skipped = Bounds(0, high, "", name, step)
 
   def is_smallest_overflow(self, scale: float) -> bool:
     """Returns whether a step that overflowed at a scale, a positive number or inf, is
@@ -385,10 +370,8 @@ class History:
 
   def upper_bounds(self) -> List[Bounds]:
     """Returns the scales below those at which steps overflowed."""
-    found = [overflow.bounds for overflow in self.overflows]
-    if self.below_skipped is not None:
-      found.append(self.below_skipped)
-    return found
+    below_skipped = [] if self.below_skipped is None else [self.below_skipped]
+    return self.overflows + below_skipped
 
 
 def _exponent_below(scale: float) -> int:
@@ -471,10 +454,11 @@ def advise(history: History) -> Optional[Advice]:
   bounds = _intersection([history.bounds, *history.upper_bounds()])
   if bounds is None:
     return None
-  kind, text, named = _choose(history, bounds)
+  kind, text, names = _choose(history, bounds)
+  named = list(names)
   if history.overflows:
     text += _describe_overflows(history)
-    named.append(history.overflows[-1].bounds.largest)
+    named.append(history.overflows[-1].largest)
   if history.below_skipped is not None:
     text += " Between the records, {} at 2**{}; such steps must be skipped.".format(
       history.below_skipped.largest, history.below_skipped.high + 1
@@ -526,7 +510,7 @@ def _describe_overflows(history: History) -> str:
     len(history.steps),
     "s" if len(steps) > 1 else "",
     enumeration(steps, 5),
-    history.overflows[-1].bounds.largest,
+    history.overflows[-1].largest,
   )
 
 
@@ -554,7 +538,7 @@ def _choose(history: History, bounds: Bounds) -> _Choice:
       "number, because they are rounded to float16 after they are divided by the scale."
     )
     names = enumeration(lost, MOST_NAMED)
-    return _Choice("float32", text.format(names), lost[:MOST_NAMED])
+    return _Choice("float32", text.format(names), tuple(lost[:MOST_NAMED]))
   if history.conflict:
     return _without_fitting_scale(history.conflict)
   doubtful = _doubtful_scales(history)
@@ -567,7 +551,7 @@ def _choose(history: History, bounds: Bounds) -> _Choice:
     )
     names = enumeration(list(doubtful), MOST_NAMED)
     text = text.format(wanted, largest_doubtful, names)
-    return _Choice("unknown", text, list(doubtful)[:MOST_NAMED])
+    return _Choice("unknown", text, tuple(doubtful)[:MOST_NAMED])
   return _choose_scale(history, bounds)
 
 
@@ -575,16 +559,15 @@ def _without_finite_records(bounds: Bounds) -> _Choice:
   """Returns what to do if no record was finite."""
   if bounds.high >= 0:
     action = "Record more steps, or with a smaller loss scale."
-    return _Choice("unknown", action + " No record was finite.", [])
+    return _Choice("unknown", action + " No record was finite.", ())
   action = "Make the loss smaller, for example a mean instead of a sum."
-  return _Choice("float32", action + " No record was finite at 2**0.", [])
+  return _Choice("float32", action + " No record was finite at 2**0.", ())
 
 
-def _without_fitting_scale(conflict: BoundsOfStep) -> _Choice:
+def _without_fitting_scale(conflict: Bounds) -> _Choice:
   """Returns what to do about a step that no scale fits."""
-  worst = conflict.bounds
   action = "Compute {smallest} in float32, or with a larger weight of its loss."
-  if worst.high < 0:
+  if conflict.high < 0:
     action = (
       "Compute {largest} in float32, or make the loss smaller, for example a mean "
       "instead of a sum."
@@ -593,8 +576,8 @@ def _without_fitting_scale(conflict: BoundsOfStep) -> _Choice:
     " No scale fits step {step}: {smallest} needs at least 2**{low}, and {largest} "
     "overflows above 2**{high}."
   )
-  text = (action + facts).format(step=conflict.step, **worst._asdict())
-  return _Choice("float32", text, [worst.smallest, worst.largest])
+  text = (action + facts).format(**conflict._asdict())
+  return _Choice("float32", text, (conflict.smallest, conflict.largest))
 
 
 def _choose_scale(history: History, bounds: Bounds) -> _Choice:
@@ -606,7 +589,7 @@ def _choose_scale(history: History, bounds: Bounds) -> _Choice:
 
   A step that overflowed is an upper bound, too.
   """
-  low, high, smallest, largest = bounds
+  low, high, smallest, largest, _ = bounds
   has_overflowed = bool(history.upper_bounds())
   kept = (
     "leave at most 2% of each tensor's magnitude below {}'s smallest number, and "
@@ -616,7 +599,7 @@ def _choose_scale(history: History, bounds: Bounds) -> _Choice:
   is_needed = low > 0 or has_overflowed or bool(vanishing)
   if not is_needed and high >= MARGIN:
     text = "No loss scaling is needed. Scales up to 2**{} {}.".format(high, kept)
-    return _Choice("none", text, [])
+    return _Choice("none", text, ())
   fits = " From {} to 2**{} (for {}), scales {}; larger ones lose less{}.".format(
     "2**{} (for {})".format(low, smallest) if low > 0 else "1",
     high,
@@ -626,7 +609,7 @@ def _choose_scale(history: History, bounds: Bounds) -> _Choice:
   )
   if high - low >= MARGIN and high > MARGIN:
     action = "Use a fixed loss scale of 2**{}.".format(high - MARGIN)
-    return _Choice("fixed", action + fits, [smallest, largest])
+    return _Choice("fixed", action + fits, (smallest, largest))
   if low > high:
     fits = (
       " No scale fits all records: {} needs at least 2**{}, and {} overflows above "
@@ -636,7 +619,7 @@ def _choose_scale(history: History, bounds: Bounds) -> _Choice:
   of_records = bounds if history.bounds is None else history.bounds
   start = max(of_records.high, 0)
   action = "Use a dynamic loss scale that starts at 2**{}.".format(start)
-  return _Choice("dynamic", action + fits, [smallest, largest])
+  return _Choice("dynamic", action + fits, (smallest, largest))
 
 
 def _reason_for_scale(low: int, vanishing: List[str]) -> str:

@@ -4,7 +4,7 @@
 import collections
 import json
 import os
-from typing import Dict, Iterable, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 
@@ -14,16 +14,17 @@ from mp_compat._tensorflow import tf
 from mp_compat.core import arguments
 from mp_compat.graph import runs
 from mp_compat.monitoring import gradient_ranges
-from mp_compat.monitoring import plain_session
 from mp_compat.monitoring import range_history
 from mp_compat.monitoring import reports
+from mp_compat.monitoring import step_hook
+from mp_compat.training import recorded
 from mp_compat.training.optimizer import MixedPrecisionLossScaleOptimizer
 
 # the largest number of steps from a record with values that are not finite to the next
 _STEPS_AFTER_OVERFLOW = 10
 
 
-class GradientRangesHook(plain_session.PlainSessionHook):
+class GradientRangesHook(step_hook.StepHook):
   """Records the ranges of the gradients now and then, and logs advice on the loss scale
   whenever it changes.
 
@@ -51,7 +52,7 @@ class GradientRangesHook(plain_session.PlainSessionHook):
   The fields of a record:
 
     run: the number of the run.
-    step: the global step, or the number of executed steps without one.
+    step: the global step, or the number of attempted steps without one.
     complete: whether all of the backward pass was measured.
     selected: whether the advice is for the tensor: for those of the measured dtypes, or
       for all if there are none.
@@ -99,9 +100,9 @@ class GradientRangesHook(plain_session.PlainSessionHook):
 
     Args:
       optimizer: the `MixedPrecisionLossScaleOptimizer` whose gradients to record.
-      every_n_steps: the number of executed steps from one record to the next, an int of
-        at least 1. The first step is recorded. After a record with values that are not
-        finite, the next one follows after at most 10 steps.
+      every_n_steps: the number of attempted steps from one record to the next, an int
+        of at least 1. The first step is recorded. After a record with values that are
+        not finite, the next one follows after at most 10 steps.
       output_dir: the directory of the files, which is created; None writes no files.
         Each hook needs its own.
       dtypes: the dtypes of the tensors of the backward pass to record; see
@@ -110,7 +111,8 @@ class GradientRangesHook(plain_session.PlainSessionHook):
     Raises:
       ValueError: If an argument is out of its range or of another kind.
     """
-    super().__init__(optimizer, output_dir)
+    super().__init__(optimizer)
+    self._output_dir = arguments.optional_path("output_dir", output_dir)
     self._every_n_steps = arguments.positive_int("every_n_steps", every_n_steps)
     self._dtypes = gradient_ranges.floating(dtypes)
     # of the last advice: kind, low, high, and whether a step overflowed
@@ -120,7 +122,7 @@ class GradientRangesHook(plain_session.PlainSessionHook):
   def begin(self) -> None:
     """Builds the measurement, and reads the records of earlier runs."""
     super().begin()
-    step = reports.readable_step(self._optimizer)
+    (step,) = self._observed
     self._train_op = step.train_op
     self._overflow_scale = reports.overflow_scale(step)
     self._report = gradient_ranges.report(self._optimizer, self._dtypes)
@@ -131,7 +133,7 @@ class GradientRangesHook(plain_session.PlainSessionHook):
     if self._output_dir:
       self._path = os.path.join(self._output_dir, range_history.FILE_NAME)
     text = self._read_file()
-    self._until_due = 0  # the number of steps to execute before the next record
+    self._until_due = 0  # the number of steps to attempt before the next record
     self._attempted = 0
     if self._history.steps:
       self._attempted = self._history.steps[-1]
@@ -140,22 +142,23 @@ class GradientRangesHook(plain_session.PlainSessionHook):
       # after the line that a killed job left
       self._events.write(lambda writer: self._append("\n"))
 
+  def _steps_to_observe(self) -> List[recorded.Step]:
+    return [reports.readable_step(self._optimizer)]
+
   def before_run(
     self, run_context: tf.train.SessionRunContext
   ) -> Optional[tf.train.SessionRunArgs]:
     """Returns what to fetch with a run of the train op: the ranges, if a record is due
     and the run computes them, and the scale at which the step overflows.
     """
-    run = runs.executed_by(run_context)
-    self._is_running = self._train_op in run.ops
-    if not self._is_running:
+    requested = super().before_run(run_context)
+    if requested is None:
       return None
-    fetches = {}
     if self._overflow_scale is not None:
-      fetches["overflow_scale"] = self._overflow_scale
-    if not self._until_due and self._can_be_recorded(run):
-      fetches["ranges"] = self._report.ranges
-    return tf.train.SessionRunArgs(fetches) if fetches else None
+      requested.fetches["overflow_scale"] = self._overflow_scale
+    if not self._until_due and self._can_be_recorded(runs.executed_by(run_context)):
+      requested.fetches["ranges"] = self._report.ranges
+    return requested
 
   def _can_be_recorded(self, run: runs.Run) -> bool:
     """Returns whether a run computes what is recorded; logs a warning if not."""
@@ -174,11 +177,8 @@ class GradientRangesHook(plain_session.PlainSessionHook):
   def after_run(
     self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
   ) -> None:
-    """Counts a run of the train op; adds a record, or a step that overflowed."""
-    if not self._is_running:
-      return
-    self._attempted += 1
-    self._until_due = max(self._until_due - 1, 0)
+    """Adds a record if its values were fetched, or if the step overflowed."""
+    super().after_run(run_context, run_values)
     results = run_values.results or {}
     if "ranges" in results:
       self._record(run_context.session, results["ranges"])
@@ -188,8 +188,16 @@ class GradientRangesHook(plain_session.PlainSessionHook):
       record.update(step=self._step(run_context.session), overflow_scale=scale)
       self._add(record)
 
+  def after_step(
+    self, run_context: tf.train.SessionRunContext, step: step_hook.AttemptedStep
+  ) -> None:
+    """Counts a step until the next record."""
+    del run_context, step
+    self._attempted += 1
+    self._until_due = max(self._until_due - 1, 0)
+
   def _step(self, session: tf.Session) -> int:
-    """Returns the global step, or the number of executed steps without one."""
+    """Returns the global step, or the number of attempted steps without one."""
     if self._global_step is None:
       return self._attempted
     # A separate run: fetched with the train op, the global step could be the one before

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes a tensor of a step again in a wider dtype, from values that were fetched."""
 
-from typing import Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set
 
 import numpy as np
 
@@ -14,15 +14,14 @@ Values = Dict[contexts.TensorKey, np.ndarray]
 NARROW = (tf.float16, tf.bfloat16)
 # Ops of Horovod, NCCL and TensorFlow whose results depend on other processes.
 RECEIVING = ("Collective", "Horovod", "Nccl")
+# The most values of a chain to compute again.
+_MOST_VALUES = 2**27
+# By the dtype to compute in: what to compute in it, or in its complex dtype, instead.
 _WIDER = {
-  tf.float32: {tf.float16: tf.float32, tf.bfloat16: tf.float32},
-  tf.float64: {
-    tf.float16: tf.float64,
-    tf.bfloat16: tf.float64,
-    tf.float32: tf.float64,
-    tf.complex64: tf.complex128,
-  },
+  tf.float32: dict.fromkeys(NARROW, tf.float32),
+  tf.float64: dict.fromkeys([*NARROW, tf.float32], tf.float64),
 }
+_WIDER[tf.float64][tf.complex64] = tf.complex128
 
 
 class Chain(NamedTuple):
@@ -40,126 +39,215 @@ class Chain(NamedTuple):
     """Returns the ops that compute float16 or bfloat16 values."""
     return [op for op in self.ops if op.outputs[0].dtype.base_dtype in NARROW]
 
-  def readers(self, tensor: tf.Tensor) -> List[tf.Operation]:
-    """Returns the ops that compute from a tensor, in any order."""
-    found: Dict[tf.Operation, None] = {}
-    pending = [tensor]
-    while pending:
-      for op in pending.pop().consumers():
-        if op in self.ops and op not in found:
-          found[op] = None
-          pending += op.outputs
-    return list(found)
 
+class Search(NamedTuple):
+  """What chains of ops give in a dtype.
 
-def chain(tensor: tf.Tensor, fetched: Values, depth: int) -> Chain:
-  """Returns the ops that are at most `depth` in a row before a tensor, as far as they
-  can be computed again from fetched values: floating-point functions of known values.
+  Attributes:
+    found: The shortest chain with a finite result; None if there is none.
+    longest: The longest chain that TensorFlow could compute.
   """
-  ops: Dict[tf.Operation, None] = {tensor.op: None}  # in order, each once
-  last = [tensor.op]
-  for _ in range(depth - 1):
-    before: Dict[tf.Operation, None] = {}
+
+  found: Optional[Chain]
+  longest: Chain
+
+
+class Recomputation:
+  """Computes one tensor of a step again."""
+
+  def __init__(self, tensor: tf.Tensor, fetched: Values) -> None:
+    """Prepares to compute `tensor` from the values of other tensors of the step."""
+    self._tensor = tensor
+    self._fetched = fetched
+
+  def value_of(self, tensor: tf.Tensor) -> Optional[np.ndarray]:
+    """Returns the fetched values of a tensor; None if they are not known."""
+    return self._fetched.get(contexts.tensor_key(tensor))
+
+  def with_value(self, tensor: tf.Tensor, value: np.ndarray) -> "Recomputation":
+    """Returns a recomputation for which a tensor has another value."""
+    changed = {**self._fetched, contexts.tensor_key(tensor): value}
+    return Recomputation(self._tensor, changed)
+
+  def chain(self, depth: int) -> Chain:
+    """Returns the ops that are at most `depth` in a row before the tensor, as far as
+    they can be computed again: floating-point functions of known values.
+    """
+    ops = [self._tensor.op]
+    known = set(ops)
+    last = ops
+    for _ in range(depth - 1):
+      last = self._functions_before(last, known)
+      ops = ops + last
+    begin: Dict[contexts.TensorKey, tf.Tensor] = {}  # in order, each once
+    for op in ops:
+      for value in op.inputs:
+        if value.op not in known:
+          begin[contexts.tensor_key(value)] = value
+    return Chain(ops, list(begin.values()))
+
+  def _functions_before(
+    self, last: List[tf.Operation], known: Set[tf.Operation]
+  ) -> List[tf.Operation]:
+    """Returns the ops that compute the inputs of the ops `last` and can be computed
+    again, without those in `known`; adds them to it.
+    """
+    found: List[tf.Operation] = []
     for op in last:
-      before.update((value.op, None) for value in op.inputs)
-    last = [op for op in before if op not in ops and _is_function(op, fetched)]
-    ops.update((op, None) for op in last)
-  begin: Dict[contexts.TensorKey, tf.Tensor] = {}
-  for op in ops:
-    for value in op.inputs:
-      if value.op not in ops:
-        begin[contexts.tensor_key(value)] = value
-  return Chain(list(ops), list(begin.values()))
+      for value in op.inputs:
+        before = value.op
+        if before not in known and self._is_function(before):
+          known.add(before)
+          found.append(before)
+    return found
+
+  def _is_function(self, op: tf.Operation) -> bool:
+    """Returns whether an op computes floating-point values from such, and all that it
+    reads was fetched.
+    """
+    if op.type in dataflow.HIDING or op.type in dataflow.ROUTING:
+      return False
+    if op.type.startswith(RECEIVING) or op.op_def.is_stateful:
+      return False
+    if any(self.value_of(value) is None for value in op.inputs):
+      return False
+    # Random numbers and casts of integers have no such inputs.
+    return _has_floating(op.inputs) and _has_floating(op.outputs)
+
+  def search(self, dtype: tf.DType) -> Search:
+    """Returns the shortest chain that gives a finite result in a dtype.
+
+    with chains of 1, 2, 4, 8 and so on ops in a row, as long as there are more:
+      if the result is finite:
+        return the shortest one between this chain and the one before it
+    """
+    depth = 1
+    chain = longest = self.chain(depth)
+    while True:
+      is_finite = self.is_finite_in(dtype, chain)
+      if is_finite:
+        return Search(self._shortest(dtype, depth // 2, depth), longest=chain)
+      if is_finite is not None:
+        longest = chain
+      depth *= 2
+      longer = self.chain(depth)
+      if len(longer.ops) == len(chain.ops) or self._size(longer) > _MOST_VALUES:
+        return Search(None, longest)
+      chain = longer
+
+  def _shortest(self, dtype: tf.DType, too_short: int, long_enough: int) -> Chain:
+    """Returns the shortest chain with a finite result, between two depths."""
+    while long_enough - too_short > 1:
+      middle = (too_short + long_enough) // 2
+      if self.is_finite_in(dtype, self.chain(middle)):
+        long_enough = middle
+      else:
+        too_short = middle
+    return self.chain(long_enough)
+
+  def _size(self, chain: Chain) -> int:
+    """Returns the number of values that a chain computes."""
+    size = 0
+    for op in chain.ops:
+      values = self.value_of(op.outputs[0])
+      size += 0 if values is None else int(np.size(values))
+    return size
+
+  def is_finite_in(self, dtype: tf.DType, chain: Chain) -> Optional[bool]:
+    """Returns whether the result of a chain in a dtype is finite; None if TensorFlow
+    cannot compute it.
+    """
+    result = self.compute(dtype, chain)
+    return None if result is None else bool(is_finite(result).all())
+
+  def compute(self, dtype: tf.DType, chain: Chain) -> Optional[np.ndarray]:
+    """Computes the tensor again on the CPU, in a graph of its own.
+
+    Args:
+      dtype: float32 or float64: what is narrower is computed in it.
+      chain: the ops to compute again.
+
+    Returns:
+      The values; None if a value is missing, or TensorFlow has no such kernel.
+    """
+    inputs: Dict[str, tf.Tensor] = {}
+    feeds: Dict[tf.Tensor, np.ndarray] = {}
+    with tf.Graph().as_default():
+      for tensor in chain.begin:
+        values = self.value_of(tensor)
+        if values is None:
+          return None
+        wide = _wider(tensor.dtype.base_dtype, dtype)
+        placeholder = tf.placeholder(wide, np.shape(values))
+        inputs[tensor.name] = placeholder
+        feeds[placeholder] = np.asarray(values).astype(wide.as_numpy_dtype)
+      try:
+        return self._run(_definition(chain, dtype), inputs, feeds)
+      except (tf.errors.OpError, TypeError, ValueError):
+        return None
+
+  def _run(
+    self,
+    definition: tf.GraphDef,
+    inputs: Dict[str, tf.Tensor],
+    feeds: Dict[tf.Tensor, np.ndarray],
+  ) -> np.ndarray:
+    """Returns the value of the tensor in a graph definition.
+
+    Args:
+      definition: the ops of a chain.
+      inputs: by the names of what they read, the placeholders for it.
+      feeds: the values of the placeholders.
+    """
+    config = tf.ConfigProto(device_count={"GPU": 0})
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    name = self._tensor.name
+    (result,) = tf.import_graph_def(definition, inputs, [name], name="again")
+    with tf.Session(config=config) as sess:
+      return sess.run(result, feeds)
 
 
-def _is_function(op: tf.Operation, fetched: Values) -> bool:
-  """Returns whether an op computes floating-point values from such, and all that it
-  reads was fetched.
-  """
-  if op.type in dataflow.HIDING or op.type in dataflow.ROUTING:
-    return False
-  if op.type.startswith(RECEIVING) or op.op_def.is_stateful:
-    return False
-  if any(contexts.tensor_key(value) not in fetched for value in op.inputs):
-    return False
-  # Random numbers and casts of integers have no such inputs.
-  return _is_floating(op.inputs) and _is_floating(op.outputs)
+def is_finite(values: np.ndarray) -> np.ndarray:
+  """Returns whether values of any dtype are finite."""
+  values = np.asarray(values)
+  if values.dtype.kind in "fc":
+    return np.isfinite(values)
+  if values.dtype.kind in "iub":
+    return np.ones(values.shape, bool)
+  return np.isfinite(values.astype(np.float32))  # bfloat16
 
 
-def _is_floating(tensors: Iterable[tf.Tensor]) -> bool:
+def _has_floating(tensors: Iterable[tf.Tensor]) -> bool:
   """Returns whether one of the tensors has a floating or complex dtype."""
   return any(each.dtype.is_floating or each.dtype.is_complex for each in tensors)
 
 
-def compute(
-  tensor: tf.Tensor, ops: Chain, fetched: Values, dtype: tf.DType
-) -> Optional[np.ndarray]:
-  """Computes a tensor again on the CPU, in a graph of its own.
-
-  Args:
-    tensor: the tensor.
-    ops: the ops to compute again.
-    fetched: the values of what they read.
-    dtype: float32 or float64: what is narrower is computed in it.
-
-  Returns:
-    The values; None if a value is missing, or TensorFlow has no such kernel.
+def _definition(chain: Chain, dtype: tf.DType) -> tf.GraphDef:
+  """Returns a graph definition with copies of ops, with wider dtypes; without what they
+  wait for, their devices, and attributes of their graph.
   """
-  if any(contexts.tensor_key(value) not in fetched for value in ops.begin):
-    return None
   definition = tf.GraphDef()
-  definition.versions.CopyFrom(tensor.graph.graph_def_versions)
-  names: Dict[contexts.TensorKey, str] = {}
-  feeds: Dict[str, np.ndarray] = {}
-  for value in ops.begin:
-    name = "value_{}".format(len(feeds))
-    wide = _wider(value.dtype.base_dtype, dtype)
-    placeholder = definition.node.add(name=name, op="Placeholder")
-    placeholder.attr["dtype"].type = wide.as_datatype_enum
-    key = contexts.tensor_key(value)
-    names[key] = name + ":0"
-    feeds[names[key]] = np.asarray(fetched[key]).astype(wide.as_numpy_dtype)
-  for place, op in enumerate(ops.ops):
-    for value in op.outputs:
-      names[contexts.tensor_key(value)] = "op_{}:{}".format(place, value.value_index)
-  for place, op in enumerate(ops.ops):
-    inputs = [names[contexts.tensor_key(value)] for value in op.inputs]
-    _add(definition, op, "op_{}".format(place), inputs, dtype)
-  config = tf.ConfigProto(device_count={"GPU": 0})
-  config.graph_options.rewrite_options.disable_meta_optimizer = True
-  try:
-    with tf.Graph().as_default() as graph:
-      tf.import_graph_def(definition, name="")
-      with tf.Session(graph=graph, config=config) as sess:
-        return sess.run(names[contexts.tensor_key(tensor)], feeds)
-  except (tf.errors.OpError, TypeError, ValueError):
-    return None
+  definition.versions.CopyFrom(chain.ops[0].graph.graph_def_versions)
+  for op in chain.ops:
+    node = definition.node.add()
+    node.CopyFrom(op.node_def)
+    node.device = ""
+    del node.input[:]
+    node.input.extend(value.name for value in op.inputs)
+    for key in list(node.attr):
+      if key.startswith("_"):
+        del node.attr[key]
+    for attribute in node.attr.values():
+      _widen(attribute, dtype)
+  return definition
 
 
-def _add(
-  definition: tf.GraphDef,
-  op: tf.Operation,
-  name: str,
-  inputs: List[str],
-  dtype: tf.DType,
-) -> None:
-  """Adds a copy of an op to a graph definition, with wider dtypes and other names;
-  without its device, and without attributes of its graph.
-  """
-  node = definition.node.add()
-  node.CopyFrom(op.node_def)
-  del node.input[:]
-  node.input.extend(inputs)
-  node.name = name
-  node.device = ""
-  for attribute in node.attr.values():
-    if attribute.HasField("type"):
-      attribute.type = _wider_enum(attribute.type, dtype)
-    for place, of_list in enumerate(attribute.list.type):
-      attribute.list.type[place] = _wider_enum(of_list, dtype)
-  for key in list(node.attr):
-    if key.startswith("_"):
-      del node.attr[key]
+def _widen(attribute: Any, dtype: tf.DType) -> None:
+  """Makes the dtypes in an attribute of a node wider."""
+  if attribute.HasField("type"):
+    attribute.type = _wider_enum(attribute.type, dtype)
+  for place, narrow in enumerate(attribute.list.type):
+    attribute.list.type[place] = _wider_enum(narrow, dtype)
 
 
 def _wider(dtype: tf.DType, wide: tf.DType) -> tf.DType:

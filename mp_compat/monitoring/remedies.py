@@ -12,6 +12,7 @@ from mp_compat.monitoring import range_history
 
 _MOST_NAMED = 8
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_ENDS = {"float16": "65504", "bfloat16": "3.39e38"}
 
 
 class Failure(NamedTuple):
@@ -122,18 +123,17 @@ def _about_overflow(failure: Failure) -> str:
       ", because float16 ends at 65504: compute {} in float32, or with smaller values, "
       "such as a mask of -1e4 instead of -1e9.".format(name)
     )
-  if failure.dtype != "float16":
-    return _LOOK_AT_INPUTS
-  if largest > _LARGEST_FLOAT32:
+  if largest > _LARGEST_FLOAT32 or failure.dtype not in _ENDS:
     return (
       ", nor does float32, which ends at 3.4e38: the exact result of {} is up to "
-      "{:.3g}. Make its inputs smaller, or compute its logarithm.".format(name, largest)
+      "{:.3g}. Make its inputs smaller, with a lower learning rate if they grew during "
+      "training, or compute its logarithm.".format(name, largest)
     )
   if op.type != "Cast":
     return (
-      ", because float16 ends at 65504: compute {} in float32, and what reads it as "
-      "far as values are so large: its exact result is up to {:.6g}.".format(
-        name, largest
+      ", because {} ends at {}: compute {} in float32, and what reads it as far as "
+      "values are so large: its exact result is up to {:.6g}.".format(
+        failure.dtype, _ENDS[failure.dtype], name, largest
       )
     )
   source = dataflow.origin(op.inputs[0]).op

@@ -30,21 +30,14 @@ class Observed(NamedTuple):
       of any numeric dtype that an op of the passes reads beside these.
     name: The name of the variable, or of the op; "" for the loss.
     tensor: The tensor.
-    fetch: The tensor, or zeros if it is in a branch that is not executed.
+    fetch: The tensor, or zeros if it is in a branch that is not executed; None before
+      that is known.
   """
 
   part: str
   name: str
   tensor: tf.Tensor
-  fetch: tf.Tensor
-
-
-class _Found(NamedTuple):
-  """An `Observed` before it is known what to fetch for it."""
-
-  part: str
-  name: str
-  tensor: tf.Tensor
+  fetch: Optional[tf.Tensor] = None
 
 
 class _Values(NamedTuple):
@@ -78,25 +71,25 @@ def observed(record: recorded.Step) -> List[Observed]:
   """
   order = graphs.creation_order()
   scales = reports.scales(record)
-  found: List[_Found] = []
+  found: List[Observed] = []
   for name, tensor in reports.checked_tensors(record).items():
-    found.append(_Found("gradient", name, tensor))
+    found.append(Observed("gradient", name, tensor))
   for scale in scales:
     loss = _loss(scale, order)
     if loss is not None:
-      found.append(_Found("loss", "", loss))
+      found.append(Observed("loss", "", loss))
   # Without the loss, it is not known where the scale enters, and so neither pass.
   if any(each.part == "loss" for each in found):
     found += _values_of_passes([each.tensor for each in found], scales, order)
   found += _further_inputs([each.tensor for each in found])
   tensors = [each.tensor for each in found]
   fetches = dead_tensors.zeros_if_dead(tensors)
-  return [Observed(*each, fetch) for each, fetch in zip(found, fetches)]
+  return [each._replace(fetch=fetch) for each, fetch in zip(found, fetches)]
 
 
 def _values_of_passes(
   ends: List[tf.Tensor], scales: List[tf.Tensor], order: Dict[tf.Operation, int]
-) -> List[_Found]:
+) -> List[Observed]:
   """Returns the variables and the values of the passes that compute `ends`, in order of
   creation; `order` has the place of each op in it.
   """
@@ -116,11 +109,11 @@ def _values_of_passes(
     variable = dataflow.variable_read_by(op)
     if variable:
       part, name = "variable", variable
-    found.append(_Found(part, name, op.outputs[index]))
+    found.append(Observed(part, name, op.outputs[index]))
   return found
 
 
-def _further_inputs(tensors: List[tf.Tensor]) -> List[_Found]:
+def _further_inputs(tensors: List[tf.Tensor]) -> List[Observed]:
   """Returns what the ops of tensors read beside these, such as indices, and what the
   ops that only move such values read.
   """
@@ -134,7 +127,7 @@ def _further_inputs(tensors: List[tf.Tensor]) -> List[_Found]:
         continue
       if contexts.is_in_branches_only(value.op):
         known.add(key)
-        found.append(_Found("input", value.name, value))
+        found.append(Observed("input", value.name, value))
         if value.op.type in dataflow.MOVING - dataflow.ROUTING:
           ops.append(value.op)
   return found

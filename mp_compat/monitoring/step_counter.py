@@ -2,7 +2,6 @@
 """Counts the steps of a run, and decides when it is stalled and what to log."""
 
 import collections
-import time
 from typing import Callable, Deque, NamedTuple, Optional
 
 
@@ -19,49 +18,26 @@ class ScaleChange(NamedTuple):
 
 
 class Interval:
-  """Decides when a log line is due: after a number of steps, or of seconds."""
+  """Tells when a log line is due: after a number of steps, or of seconds."""
 
   def __init__(
-    self,
-    steps: Optional[int] = None,
-    seconds: Optional[float] = None,
-    clock: Callable[[], float] = time.monotonic,
+    self, length: float, clock: Optional[Callable[[], float]] = None
   ) -> None:
-    """Makes an interval of `steps` or of `seconds`; without both, it never ends."""
-    self._steps = steps
-    self._seconds = seconds
+    """Makes an interval of `length` steps, or of as many seconds of a clock."""
+    self._length = length
     self._clock = clock
-    self._last_step: Optional[int] = None
-    self._last_time = 0.0
+    self._begin: Optional[float] = None
 
   def is_due(self, step: int) -> bool:
     """Returns whether the interval ends with a step, as at the first; then begins the
     next one.
     """
-    if self._steps is None and self._seconds is None:
+    now = step if self._clock is None else self._clock()
+    # A restored count may be lower.
+    if self._begin is not None and self._begin <= now < self._begin + self._length:
       return False
-    now = self._clock()
-    is_due = self._last_step is None
-    if self._last_step is not None and self._steps is not None:
-      # A restored count may be lower.
-      is_due = not self._last_step <= step < self._last_step + self._steps
-    elif self._last_step is not None and self._seconds is not None:
-      is_due = now >= self._last_time + self._seconds
-    if is_due:
-      self._last_step, self._last_time = step, now
-    return is_due
-
-
-class Due(NamedTuple):
-  """What to do after a step.
-
-  Attributes:
-    log: Whether a log line is due.
-    write: Whether to write the scale and the counts to an event file.
-  """
-
-  log: bool
-  write: bool
+    self._begin = now
+    return True
 
 
 class StepCounter:
@@ -74,12 +50,12 @@ class StepCounter:
       >>> steps = step_counter.StepCounter(
       ...   max_consecutive_skips=50,
       ...   min_scale_patience=2,
-      ...   interval=step_counter.Interval(steps=100),
+      ...   interval=step_counter.Interval(100),
       ... )
       >>> steps.begin_session(scale=2.0)
       >>> for scale, is_skipped in [(2.0, False), (1.0, True), (1.0, True)]:
-      ...   due = steps.count(scale, is_skipped)
-      ...   print(due.log, steps.skips_without_backoff, steps.is_stalled())
+      ...   is_due = steps.count(scale, is_skipped)
+      ...   print(is_due, steps.skips_without_backoff, steps.is_stalled())
       True 0 False
       True 0 False
       False 1 False
@@ -89,17 +65,20 @@ class StepCounter:
   Attributes:
     attempted: The number of attempted steps.
     skipped: The number of skipped steps among them.
-    min_scale_patience: The number of skipped steps in a row without a change of the
-      scale that is a stall.
+    max_consecutive_skips: The number of skipped steps in a row that is a stall.
+    min_scale_patience: The number of those without a change of the scale that is one.
   """
 
   def __init__(
-    self, max_consecutive_skips: int, min_scale_patience: int, interval: Interval
+    self,
+    max_consecutive_skips: int,
+    min_scale_patience: int,
+    interval: Optional[Interval],
   ) -> None:
-    """Makes a counter; `interval` is the one between log lines."""
+    """Makes a counter; `interval` is the one between log lines, None for none."""
     self.attempted = 0
     self.skipped = 0
-    self._max_consecutive_skips = max_consecutive_skips
+    self.max_consecutive_skips = max_consecutive_skips
     self.min_scale_patience = min_scale_patience
     self._interval = interval
     self._last_applied = 0  # the attempt that was last applied
@@ -109,7 +88,6 @@ class StepCounter:
     self._logged_skipped = 0
     self._written: Optional[int] = None  # the attempt whose counts were last written
     self._is_stall_reported = False
-    self._unattempted = 0  # runs in a row that attempted no step
 
   @property
   def scale(self) -> float:
@@ -134,16 +112,19 @@ class StepCounter:
     self._counted_from = self.attempted
     self._is_stall_reported = False
 
-  def count(self, scale: float, is_skipped: bool) -> Due:
-    """Counts one attempted step; `scale` is the loss scale after it."""
+  def count(self, scale: float, is_skipped: bool) -> bool:
+    """Counts one attempted step; `scale` is the loss scale after it.
+
+    Returns whether a log line is due, as after each change of the scale.
+    """
     self.attempted += 1
     self.skipped += is_skipped
     has_changed = self._note_scale(scale)
     if not is_skipped:
       self._last_applied = self.attempted
       self._is_stall_reported = False
-    is_due = self._interval.is_due(self.attempted) or has_changed
-    return Due(log=is_due, write=is_due or is_skipped)
+    is_due = self._interval is not None and self._interval.is_due(self.attempted)
+    return is_due or has_changed
 
   def _note_scale(self, scale: float) -> bool:
     """Remembers the scale; returns whether it is another one than before."""
@@ -151,19 +132,6 @@ class StepCounter:
     if has_changed:
       self._changes.append(ScaleChange(self.attempted, scale))
     return has_changed
-
-  def count_run(self, attempted_step: bool) -> bool:
-    """Counts a run that computed gradients, and perhaps attempted a step.
-
-    Returns whether this completes `max_consecutive_skips` runs that attempted none.
-    """
-    self._unattempted = 0 if attempted_step else self._unattempted + 1
-    return self._unattempted == self._max_consecutive_skips
-
-  @property
-  def unattempted_runs(self) -> int:
-    """The number of runs in a row that computed gradients, but attempted no step."""
-    return self._unattempted
 
   @property
   def consecutive_skips(self) -> int:
@@ -180,7 +148,7 @@ class StepCounter:
 
   def is_stalled(self, more_skips: int = 0) -> bool:
     """Returns whether the run is stalled, or would be after so many more skips."""
-    if self.consecutive_skips + more_skips >= self._max_consecutive_skips:
+    if self.consecutive_skips + more_skips >= self.max_consecutive_skips:
       return True
     return self.skips_without_backoff + more_skips >= self.min_scale_patience
 

@@ -245,12 +245,14 @@ def test_report_is_fetched_when_stalling(make_training):
     def before_run(self, run_context):
       args = super().before_run(run_context)
       fetched.append(sorted(args.fetches))
-      assert [status.shape for status in args.fetches["statuses"]] == [[3]]
+      (status,) = args.fetches["statuses"].values()
+      assert status.shape == [3]
       return args
 
   with pytest.raises(mp_compat.LossScaleStalledError):
     training.run([FetchRecorder(training.opt, min_scale_patience=3)], [OVERFLOW] * 9)
-  assert fetched == [["statuses"], ["statuses"], ["diagnoses", "statuses"]]
+  each = ["statuses", "updates"]
+  assert fetched == [each, each, ["diagnoses"] + each]
 
 
 @pytest.mark.usefixtures("graph")
@@ -277,7 +279,7 @@ def test_hook_observes_plain_session(make_training, in_graph):
     training.opt, None, min_scale_patience=2, counters_in_graph=in_graph
   )
   with testing.session() as sess, pytest.raises(
-    RuntimeError, match=r"call begin\(\): after minimize"
+    RuntimeError, match=r"LossScaleHook.begin\(\) was not called. .* after minimize"
   ):
     hook.run(sess, training.train_op)
   hook.begin()
@@ -479,7 +481,11 @@ BAD_ARGUMENTS = [
   (mp_compat.GradientRangesHook, dict(dtypes=tf.int32), "must be floating.*int32"),
   (mp_compat.GradientRangesHook, dict(dtypes="half precision"), "must be floating"),
   (mp_compat.GradientRangesHook, dict(dtypes=16), "must be floating, .* but got 16"),
-  (mp_compat.LossScaleHook, dict(counters_in_graph="yes"), "must be True or False"),
+  (
+    mp_compat.LossScaleHook,
+    dict(counters_in_graph="yes"),
+    "one of True, False, but got",
+  ),
   (mp_compat.LossScaleHook, dict(optimizer=sgd()), "optimizer must be the Mixed"),
   (mp_compat.GradientRangesHook, dict(optimizer=sgd()), "optimizer must be the Mixed"),
   (

@@ -430,7 +430,7 @@ def test_overflow_is_of_first_tensor():
     record(2, {"b": {}, "c": {}}, 2.0**15, nonfinite=1),
   )
   read = history(finite, overflow, overflow)
-  assert read.overflows == [(2, range_history.Bounds(0, 14, "", "b"))] * 2
+  assert read.overflows == [range_history.Bounds(0, 14, "", "b", step=2)] * 2
   advice = range_history.advise(read)
   assert "2 of 3 records (step 2), first in b" in advice.text
   assert set(advice.named) == {"a", "b"}
@@ -470,7 +470,7 @@ def test_missing_scale_counts_as_one():
   passed = record(1, {"a": {3: 1}}, None)
   read = history(record(1, {"b": {6: 1}}, 4.0), passed)
   assert read.scale == 4.0 and read.tensors["a"].bounds == range_history.Bounds(
-    0, 12, "a", "a"
+    0, 12, "a", "a", step=1
   )
   assert range_history.advise(read)[:3] == ("none", 0, 11)
 

@@ -128,7 +128,7 @@ def test_hook_observes_plain_session(tmp_path):
   training, opt, train_op = make_training()
   hook = mp_compat.GradientRangesHook(opt, 2, str(tmp_path / "ranges"))
   with testing.session() as sess, pytest.raises(
-    RuntimeError, match=r"GradientRangesHook.run\(\), call begin\(\): after minimize"
+    RuntimeError, match=r"GradientRangesHook.begin\(\) was not called. Call it after"
   ):
     hook.run(sess, train_op)
   hook.begin()
@@ -145,13 +145,16 @@ def test_hook_observes_plain_session(tmp_path):
   ]
 
 
-def test_hook_waits_for_step_in_its_branch(tmp_path):
-  taken = [False, False, True, True, False, False, True]
+def test_hook_counts_steps_of_executed_branches(tmp_path):
+  taken = [False, False, True, True, False, False, True, True]
+  xs = [FINITE * 2.0**n for n in range(len(taken))]
   with testing.control_flow(1):
-    train(tmp_path, [FINITE] * len(taken), every_n_steps=3, in_branch=taken)
+    train(tmp_path, xs, every_n_steps=3, in_branch=taken)
+  # The first and the fourth step; three finite steps have doubled the scale.
   assert [record["tensors"]["w:0"]["largest"] for record in records(tmp_path)] == [
-    8 * FINITE.max()
-  ] * 2
+    8 * xs[2].max(),
+    16 * xs[7].max(),
+  ]
 
 
 @pytest.mark.parametrize(

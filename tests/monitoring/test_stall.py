@@ -135,7 +135,7 @@ REASONS = {
   "float32 forward pass": (
     ([3e38, 3e38], tf.float32, lambda: 1.0, lambda x: tf.square(two_layers(x))),
     "The first value of the forward pass that is not finite is MatMul.",
-    "No scale makes the loss finite: look at the inputs and the learning rate.",
+    "nor does float32, which ends at 3.4e38: the exact result of MatMul is up to 6e+38.",
   ),
   "mask": (
     (
@@ -189,7 +189,8 @@ REASONS = {
   "float32 sum": (
     ([7e37, 7e37], tf.float32, lambda: "dynamic", twice),
     "The loss (float32) is not finite.",
-    "No scale makes the loss finite: look at the inputs and the learning rate.",
+    "nor does float32, which ends at 3.4e38: the exact result of Sum is up to 5.6e+38.",
+    "Make its inputs smaller, with a lower learning rate if they grew during training",
   ),
   "float32 backward pass": (
     ([1.0, 1.0], tf.float32, lambda: 2.0**120, lambda x: 1e30 * two_layers(x)),
@@ -204,6 +205,25 @@ REASONS = {
       lambda x: tf.cast(by_itself(two_layers(x)), tf.float32),
     ),
     "No scale makes the loss finite, nor does another dtype: truediv divides by zero.",
+  ),
+  "bfloat16 beyond float32": (
+    (
+      [100.0, 100.0],
+      tf.bfloat16,
+      lambda: "dynamic",
+      lambda x: tf.cast(tf.exp(two_layers(x)), tf.float32),
+    ),
+    "The first value of the forward pass that is not finite is Exp.",
+    "nor does float32, which ends at 3.4e38: the exact result of Exp is up to 5.22e+173.",
+  ),
+  "backward pass of bfloat16": (
+    (
+      [1.0, 1.0],
+      tf.bfloat16,
+      lambda: 2.0**120,
+      lambda x: tf.cast(1e30 * two_layers(x), tf.float32),
+    ),
+    " overflows in bfloat16: make the loss smaller.",
   ),
   "function": (
     (
