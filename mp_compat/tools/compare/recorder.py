@@ -458,6 +458,8 @@ class Recorder:
     reference, index = None, record.line["index"]
     if self._reference and not self.notes["difference"]:
       reference = self._reference.take(index)
+      if reference is None and self._reference.lacks_thread(index):
+        self.note(unseen="thread")
     if reference is None:
       return []
     counts_state = self._settings.run != recording.UNSCALED

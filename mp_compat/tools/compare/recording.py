@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import re
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
@@ -153,6 +153,7 @@ class Reference:
     """Begins to read a recording."""
     self._records = read_records(path)
     self._passed: Dict[str, Record] = {}
+    self._threads: Set[str] = set()  # of which records were read
 
   def take(self, index: str) -> Optional[Record]:
     """Returns the record with an index, once; None if there is none."""
@@ -161,7 +162,19 @@ class Reference:
       if record is None:
         return None
       self._passed[record.line["index"]] = record
+      self._threads.add(_thread(record.line["index"]))
     return self._passed.pop(index)
+
+  def lacks_thread(self, index: str) -> bool:
+    """Returns whether there is no record of a thread, after `take` found none with this
+    index of it.
+    """
+    return _thread(index) not in self._threads
+
+
+def _thread(index: str) -> str:
+  """Returns the name of the thread in the index of a record."""
+  return index.rsplit(".", 2)[0]
 
 
 def read_lines(path: str) -> Iterator[Line]:

@@ -41,6 +41,10 @@ _OTHER_VALUES = (
 _LOSS_SCALING = re.compile("loss_?scal|mixed_precision", re.IGNORECASE)
 _UNSEEN = {
   "eager": "Eager training was seen, which is not compared.",
+  "thread": (
+    "A session was run by a thread with another name than in the first run, and is not "
+    "compared. Give threads that run sessions names that do not change."
+  ),
   "fork": "Training in a forked process was seen, which is not compared.",
 }
 

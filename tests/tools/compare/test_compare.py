@@ -485,6 +485,7 @@ def test_other_changes_of_variables_are_seen(code, arguments, words, compare):
     (1, "evaluates.py loads otherwise", [OTHER.format(4), THREE]),
     (1, "evaluates.py closes otherwise", [OTHER.format(4)]),
     (0, "evaluates.py thread loads", ["after each of 4 steps"]),  # at the same time
+    (2, "evaluates.py thread loads renamed", ["with mp_compat: A session was run by"]),
     # What is assigned after the last step, and is not trained.
     (1, "evaluates.py increments otherwise", [OTHER.format(4), "  rate: 1 of 1"]),
     # Runs that fail.

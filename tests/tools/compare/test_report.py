@@ -100,6 +100,7 @@ def test_runs_that_train_have_no_problem():
       "but 6 in the first run. If it went on from",
     ),
     (dict(unseen="eager"), "Eager training was seen, which is not compared."),
+    (dict(unseen="thread"), "Give threads that run sessions names that do not change."),
     (
       dict(unseen="fork"),
       "Training in a forked process was seen, which is not compared.",
@@ -314,9 +315,13 @@ def test_records_are_found_in_any_order(tmp_path):
   path = tmp_path / "recording"
   variables = {"shapes": {"w": [2]}, "state": {}}
   lines = [{"graph": 0, "variables": variables}]
-  lines += [{"graph": 0, **line(), "index": index} for index in ("a.0", "b.0", "a.1")]
+  lines += [
+    {"graph": 0, **line(), "index": index} for index in ("a.0.0", "b.0.0", "a.0.1")
+  ]
   path.write_text("\n".join(json.dumps(each) for each in lines))
   reference = recording.Reference(str(path))
-  for index in ("b.0", "a.0", "a.1"):
+  for index in ("b.0.0", "a.0.0", "a.0.1"):
     assert reference.take(index).line["index"] == index
-  assert reference.take("a.2") is None
+  for index, is_lacking in [("a.0.2", False), ("c.0.0", True)]:
+    assert reference.take(index) is None
+    assert reference.lacks_thread(index) is is_lacking
