@@ -145,10 +145,12 @@ class Recorder:
     # Those with runs that are not recorded, which Python does not delete.
     self._due: Set[tf.Session] = set()
     self._totals = training.Totals()
+    self._records: Counter[str] = collections.Counter()  # by thread
     self.notes: recording.Notes = {}
     self.note(
       compared=bool(settings.reference),
       tensorflow=VERSION_TEXT,
+      records={},
       variables=0,
       scales={},
       trained=False,
@@ -392,7 +394,7 @@ class Recorder:
     record = self._record_of(graph, known, since)
     self._write(**record.line)
     has_trained = self.notes["trained"]
-    self._totals.records += 1
+    self._records[known.thread] += 1
     self._note_scales(graph.variables.state, values)
     self.note(
       variables=max(self.notes["variables"], len(known.digests)),
@@ -400,7 +402,7 @@ class Recorder:
       trained_without=(
         self.notes["trained_without"] or training.changed_any(since.unscaled, changed)
       ),
-      **dataclasses.asdict(self._totals),
+      records=dict(self._records),
     )
     differing = self._differing(record, has_trained)
     kept = self._settings.keep.get(known.index) or differing

@@ -21,8 +21,9 @@ ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
 SHOWN = 3  # variables whose values are kept where they differ
 
 # What is known of a run, by kind:
-#   steps, scaled, applied, skipped, records
+#   steps, scaled, applied, skipped
 #                    as in `training.Totals`
+#   records          the numbers of records by the names of threads; see `Record`
 #   trained          whether applied steps with loss scaling changed a variable
 #   trained_without  whether steps without loss scaling did
 #   variables        the largest number of variables in a record

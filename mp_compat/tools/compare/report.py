@@ -187,16 +187,19 @@ def _describe_untrained(result: Notes, first: Notes) -> Optional[str]:
 
 def ends(result: Notes, first: Notes, limit: int) -> List[List[int]]:
   """Returns how many steps and records the first run and another one have, if the first
-  difference is that.
+  difference is that; else [].
 
-  A run that `--steps` ended, after `limit` steps, may have any number of records of its
-  other threads.
+  Of runs that `--steps` ended, after `limit` steps, only the records of the main thread
+  count: other threads may have come to any place.
   """
-  counts = [[each["steps"], each["records"]] for each in (first, result)]
-  is_ended = first["steps"] == result["steps"] == limit
-  if result["difference"] or is_ended or counts[0] == counts[1]:
+  runs = [first, result]
+  records = [run["records"] for run in runs]
+  if first["steps"] == result["steps"] == limit:
+    records = [{"MainThread": each.get("MainThread", 0)} for each in records]
+  is_same_end = first["steps"] == result["steps"] and records[0] == records[1]
+  if result["difference"] or is_same_end:
     return []
-  return counts
+  return [[run["steps"], sum(each.values())] for run, each in zip(runs, records)]
 
 
 def _first_name(found: Difference) -> str:

@@ -62,14 +62,12 @@ class Totals:
     skipped: Those with a decision to skip; None if no decision was read.
     scaled: Those with loss scaling.
     applied: Those with loss scaling of which a part was applied, or may have been.
-    records: The records.
   """
 
   steps: int = 0
   skipped: Optional[int] = None
   scaled: int = 0
   applied: int = 0
-  records: int = 0
 
   def add(self, executions: Sequence[Execution]) -> None:
     """Adds a train step, which is what one run executed."""

@@ -61,7 +61,7 @@ def test_equal_programs_are_same(compare):
   assert list(runs) == ["original", "mp_compat", "again"]
   for run in runs.values():
     counts = [run[key] for key in ("steps", "records", "skipped", "variables")]
-    assert counts == [6, 7, 1, 11]
+    assert counts == [6, {"MainThread": 7}, 1, 11]
     assert run["scales"] == {"current_loss_scale": [1024.0, 512.0]}
   lines = output.splitlines()
   assert (

@@ -21,7 +21,7 @@ def notes(**changed):
     skipped=1,
     scaled=6,
     applied=5,
-    records=7,
+    records={"MainThread": 7},
     variables=3,
     scales={"current_loss_scale": [8.0, 4.0]},
     trained=True,
@@ -252,18 +252,23 @@ def test_another_end_is_a_difference(ends, words):
   "changed, expected",
   [
     (dict(), []),
-    (dict(steps=5, records=6), [[6, 7], [5, 6]]),
-    (dict(records=8), [[6, 7], [6, 8]]),
-    (dict(records=8, difference=difference()), []),
+    (dict(steps=5, records={"MainThread": 6}), [[6, 7], [5, 6]]),
+    (dict(records={"MainThread": 8}), [[6, 7], [6, 8]]),
+    (dict(records={"MainThread": 7, "t": 1}), [[6, 7], [6, 8]]),
+    (dict(records={"MainThread": 8}, difference=difference()), []),
   ],
 )
 def test_ends_differ_without_another_difference(changed, expected):
   assert report.ends(notes(**changed), ORIGINAL, 100) == expected
 
 
-def test_records_after_last_step_may_be_missing():
+@pytest.mark.parametrize(
+  "records, expected",
+  [({"MainThread": 7, "t": 1}, []), ({"MainThread": 8}, [[6, 7], [6, 8]])],
+)
+def test_only_main_thread_has_all_records_at_the_limit(records, expected):
   """Other threads may have come to any place when the last step ends the program."""
-  assert report.ends(notes(records=8), ORIGINAL, 6) == []
+  assert report.ends(notes(records=records), ORIGINAL, 6) == expected
 
 
 def test_ends_are_compared_with_every():
