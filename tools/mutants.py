@@ -735,8 +735,7 @@ _ROWS = {
     ("_digest", "result", "crc32", "kind"),
   ],
   "tools/compare/recording": [
-    ("Difference.is_of_initial_values", "operand", "step", ""),
-    ("Difference.is_unseen_training", "result", "kinds", "False"),
+    ("difference", "name", 'reference.line["steps"] > 0', "True"),
   ],
   "tools/compare/report": [
     (
@@ -746,7 +745,7 @@ _ROWS = {
       'result["trained"] or result["trained_without"]',
     ),
     ("_reason_of_state", "name", "LARGEST_SCALE", "0"),
-    ("_compare_with_first", "operand", "_applied_too", ""),
+    ("_compare_with_first", "operand", "_changed_too", ""),
     ("_compare_with_first", "operand", "has_trained", ""),
   ],
   "tools/compare/servers": [
@@ -765,25 +764,11 @@ _ROWS = {
     ("_is_imported", "operand", "own", ""),
   ],
   "tools/compare/run_effects": [
-    ("effects_of", "operand", "in_steps", ""),
     ("_computed_decisions", "test", "is_marked", "True"),
   ],
   "tools/compare/training": [
-    ("Session._add_step", "operand", "_others", ""),
-    (
-      "Session._add_step",
-      "statement",
-      "trained = self._trained[execution.is_scaled]",
-      "trained = self._trained[execution.is_scaled]; execution = execution._replace(applied=execution.is_scaled)",
-    ),
-    ("Session._add_step", "operand", "is_scaled", ""),
-    ("Session.add", "operand", "STEP", ""),
-    (
-      "Session.due_before",
-      "name",
-      "(self.due == START) == change.is_initialization",
-      "change.is_initialization",
-    ),
+    ("Interval.add", "name", "execution.applied is not False", "execution.applied"),
+    ("Interval.add", "statement", "self.assigned", "pass"),
   ],
   "training/recorded": [
     ("add", "name", "optimizers_of_replicas", "_[:1]"),

@@ -3,7 +3,7 @@
 
 All modules import `tf` from this package: `tensorflow.compat.v1`, whose public names
 are the same from TensorFlow 1.15 to 2.21. What needs other names is in this package and
-in `graph`. `VERSION` is (2, 21), for example.
+in `graph`. `VERSION` is (2, 21), for example, and `VERSION_TEXT` "2.21.0".
 """
 
 from typing import TYPE_CHECKING
@@ -18,12 +18,12 @@ except ImportError as error:
   ) from error
 
 # missing if `tensorflow` is an empty folder
-_version_text = getattr(tensorflow, "__version__", "0.0")
-VERSION = tuple(int(part) for part in _version_text.split(".")[:2])
+VERSION_TEXT = getattr(tensorflow, "__version__", "0.0")
+VERSION = tuple(int(part) for part in VERSION_TEXT.split(".")[:2])
 if VERSION < (1, 15):
   raise ImportError(
     "mp_compat needs TensorFlow 1.15 or later, but found {}. Upgrade it, for example "
-    "with `pip install 'tensorflow>=1.15'`.".format(_version_text)
+    "with `pip install 'tensorflow>=1.15'`.".format(VERSION_TEXT)
   )
 
 if TYPE_CHECKING:

@@ -2,10 +2,12 @@
 """Replaces what gives seeds to random ops and generators."""
 
 import functools
+import types
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from tensorflow.python.framework import ops  # pyright: ignore[reportAttributeAccessIssue]
 from tensorflow.python.framework import random_seed  # pyright: ignore[reportAttributeAccessIssue]
+from tensorflow.python.ops import image_ops_impl
 from tensorflow.python.ops import stateful_random_ops
 
 _SEEDS = ("seed", "seed2")  # attributes of random ops; both are 0 without a seed
@@ -22,6 +24,11 @@ def replace_get_seed(function: GetSeed) -> None:
   `tf.image.sample_distorted_bounding_box`, get one from `function(None)`.
   """
   random_seed.get_seed = function
+  if hasattr(image_ops_impl, "config"):
+    # Up to 2.21, this module reads it only to refuse ops without a seed.
+    image_ops_impl.config = types.SimpleNamespace(
+      is_op_determinism_enabled=lambda: False
+    )
   create = ops.Graph._create_op_internal
 
   @functools.wraps(create)

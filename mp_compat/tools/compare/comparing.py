@@ -104,7 +104,7 @@ class _Program:
     if not self.results:
       self.tell("{} on TensorFlow {}".format(self._name(), result["tensorflow"]))
     self.results[run] = result
-    result["ends"] = report.ends(result, self.results[self.runs[0]])
+    result["ends"] = report.ends(result, self.results[self.runs[0]], self.steps)
     line = report.describe(run, result, self.every)
     self.tell("  {}. {:<21} {}".format(len(self.results), label, line))
 
@@ -118,8 +118,8 @@ class _Program:
     try:
       processes.run(settings._asdict(), run, self.argv, self.directory, self.folder)
     except processes.ProgramFailedError as error:
-      notes = recording.read_notes(settings.recording)
-      hint = report.hint(run, self.runs, notes, str(error))
+      results = {**self.results, run: recording.read_notes(settings.recording)}
+      hint = report.hint(run, self.runs, results, str(error))
       raise processes.CannotRunError("{}{}".format(error, hint)) from error
     result = recording.read_notes(settings.recording)
     first = self.results.get(self.runs[0], result)

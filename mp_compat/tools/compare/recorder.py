@@ -39,6 +39,7 @@ import zlib
 
 import numpy as np
 
+from mp_compat._tensorflow import VERSION_TEXT
 from mp_compat._tensorflow import tf
 from mp_compat.core import loss_scale
 from mp_compat.core import naming_schemes
@@ -59,6 +60,7 @@ _OPTIMIZERS = ("mp_compat.training.optimizer", "mp_compat.keras.loss_scale_optim
 
 # After these errors a session cannot be read, or waits.
 _LOST = (tf.errors.AbortedError, tf.errors.UnavailableError)
+_UNREADABLE = (tf.errors.OpError, RuntimeError)  # from a session that ended
 
 Values = Dict[str, Any]  # of variables by name, as a session returns them
 
@@ -73,7 +75,6 @@ class _Graph:
       fed.
     tensors: The tensors that read its variables, by the names of these.
     variables: What the recording says of its variables.
-    trained: The names of its trained variables; see `training`.
   """
 
   def __init__(self, number: int) -> None:
@@ -82,32 +83,31 @@ class _Graph:
     self.effects: Dict[Tuple[FrozenSet[str], FrozenSet[str]], run_effects.Effects] = {}
     self.tensors: Dict[str, tf.Tensor] = {}
     self.variables = recording.Variables({}, {})
-    self.trained: FrozenSet[str] = frozenset()
 
 
 class _Session:
   """What is known of a session.
 
   Attributes:
-    history: What it did, and which records are due.
+    thread: The name of the thread that ran it first.
+    number: Its number among those of that thread that have records; -1 without.
+    count: How many records were made of it.
+    steps: How many train steps it ran.
+    since: What it did since its last record.
     digests: Checksums of its variables at the last record, by name; without those that
       are not initialized.
     written: The variables that its runs may have initialized; without those that could
       not be read, and that no run wrote since.
-    kept: The session, which is not deleted while a record is due.
-    thread: The name of the thread that ran it first.
-    number: Its number among those of that thread that have records; -1 without.
-    count: How many records were made of it.
   """
 
-  def __init__(self, every: int, is_shared: bool) -> None:
+  def __init__(self) -> None:
     self.thread = threading.current_thread().name
     self.number = -1
     self.count = 0
-    self.history = training.Session(every, is_shared)
+    self.steps = 0
+    self.since = training.Interval()
     self.digests: Dict[str, int] = {}
     self.written: Set[str] = set()
-    self.kept: Optional[tf.Session] = None
 
   @property
   def index(self) -> str:
@@ -116,17 +116,7 @@ class _Session:
 
 
 class Recorder:
-  """Records the runs of all sessions of this process. For each run:
-
-      effects = what it does to variables
-      record the variables            if `training.Session` says so
-      run
-      executions = the steps that it executed
-      count it
-      record the variables            if `training.Session` says so
-      end the process                 after the last step, or a different start
-
-  What is due when a session is closed, or the process ends, is recorded then.
+  """Records the variables of all sessions of this process where `training` says so.
 
   A record is written and compared with that of the reference in the same place. The
   first difference is noted, and its values are kept in a file.
@@ -152,17 +142,19 @@ class Recorder:
     self._sessions: weakref.WeakKeyDictionary[tf.Session, _Session] = (
       weakref.WeakKeyDictionary()
     )
+    # Those with runs that are not recorded, which Python does not delete.
+    self._due: Set[tf.Session] = set()
     self._totals = training.Totals()
+    self._records: Counter[str] = collections.Counter()  # by thread
     self.notes: recording.Notes = {}
     self.note(
       compared=bool(settings.reference),
-      tensorflow=tf.__version__,
-      read=0,
+      tensorflow=VERSION_TEXT,
+      records={},
       variables=0,
       scales={},
       trained=False,
       trained_without=False,
-      assigned=[],
       difference=None,
       **dataclasses.asdict(self._totals),
     )
@@ -189,16 +181,14 @@ class Recorder:
     fed: FrozenSet[str],
     run: sessions.Run,
   ) -> Any:
-    """Runs, and records the variables before and after it where `training` says so; see
-    `sessions.observe`.
+    """Runs, and records the variables; see `sessions.observe`.
 
         effects = what the run does to variables, from the graph
-        record what is due before it
+        begin to record the session, in its first run
         result = run(effects.decisions)     also reads what decides on steps
         executions = the steps that it executed
         count them, and record the variables, if that is due
 
-    A run that fails may have changed variables: what it changed counts as its effect.
     The lock is not held during the run, because a run may wait for that of another
     thread.
 
@@ -216,10 +206,10 @@ class Recorder:
       graph = self._graph(sess.graph)
       effects = self._effects(sess.graph, graph, elements, fed)
       is_forked = os.getpid() != self._pid
-      if not is_forked:
-        self._before(sess, graph, effects.change)
-      elif effects.change.may_train:
+      if is_forked and effects.steps:
         self.note(unseen="fork")
+      elif not is_forked and sess not in self._sessions:
+        self._begin(sess, graph)
     if is_forked:
       return self._run_forked(effects, run)
     try:
@@ -228,11 +218,11 @@ class Recorder:
       with self._lock:
         executions = steps.take_executions(effects.steps, None)
         if not isinstance(error, _LOST):
-          self._after_failure(sess, graph, effects.change, executions)
+          self._after_failure(sess, graph, effects.written, executions)
       raise
     with self._lock:
       executions = steps.take_executions(effects.steps, decided)
-      self._after(sess, graph, effects.change, executions)
+      self._after(sess, graph, effects.written, executions)
     return result
 
   def _run_forked(self, effects: run_effects.Effects, run: sessions.Run) -> Any:
@@ -260,71 +250,61 @@ class Recorder:
       known.effects[key] = run_effects.effects_of(graph, elements, fed)
     return known.effects[key]
 
-  def _before(self, sess: tf.Session, graph: _Graph, change: training.Change) -> None:
-    """Records what is due before a run; before the start of a session also what other
-    sessions did, which may explain it.
+  def _begin(self, sess: tf.Session, graph: _Graph) -> None:
+    """Begins to record a session: first, what other sessions of its thread did, which
+    may explain its values; then the values that sessions of a server share.
     """
-    thread = threading.current_thread().name
-    if sess not in self._sessions:
-      self._sessions[sess] = _Session(self._settings.every, bool(sess.sess_str))
-    kind = self._sessions[sess].history.due_before(change)
-    if kind == training.START:
-      for other, known in list(self._sessions.items()):
-        if known.history.due != training.START and known.thread == thread:
-          self._record_last(other)
-    if kind is not None:
-      self._record(sess, graph, kind)
+    known = self._sessions[sess] = _Session()
+    for other in list(self._due):
+      if self._sessions[other].thread == known.thread:
+        self._record_last(other)
+    if sess.sess_str:
+      with contextlib.suppress(*_UNREADABLE):
+        self._record(sess, graph)
 
   def _record_last(self, sess: tf.Session) -> None:
     """Records what is due of a session, if anything is, and if it can be read."""
-    known = self._sessions[sess]
-    with contextlib.suppress(tf.errors.OpError, RuntimeError):
-      if known.history.due is not None:
-        self._record(sess, self._graph(sess.graph), known.history.due)
-    known.kept = None
+    if sess in self._due:
+      with contextlib.suppress(*_UNREADABLE):
+        self._record(sess, self._graph(sess.graph))
+      self._due.discard(sess)
 
   def end(self, sess: tf.Session) -> None:
     """Records what is due of a session that is about to be closed."""
-    known = self._sessions.get(sess)
     # Python deletes, and closes, only sessions of which nothing is due.
-    if known is None or known.kept is None or os.getpid() != self._pid:
-      return
-    with self._lock:
-      self._record_last(sess)
+    if sess in self._due and os.getpid() == self._pid:
+      with self._lock:
+        self._record_last(sess)
 
   def _after_failure(
     self,
     sess: tf.Session,
     graph: _Graph,
-    change: training.Change,
+    written: FrozenSet[str],
     executions: List[training.Execution],
   ) -> None:
-    """Counts and records a run that failed, if it changed variables. Arguments as for
-    `_after`; the executions are those that the run may have made.
-
-    If the values before it were not recorded, they do not show what it did, and are
-    compared later.
+    """Counts and records a run that failed, which may have done a part of what `_after`
+    takes, or all: a step was executed if it told so, or changed what it trains.
     """
     known = self._sessions[sess]
-    known.written |= change.written
-    if not change.written or known.history.due is not None:
+    known.written |= written
+    if not written:
       return
-    with contextlib.suppress(tf.errors.OpError, RuntimeError):
-      changed = _update_digests(dict(known.digests), self._read(sess, graph))
-      made = [
-        each
-        for each in executions
-        if each.applied is not None or training.changed_any(each.variables, changed)
-      ]
-      if changed:
-        change = change._replace(written=change.written & changed)
-        self._after(sess, graph, change, made)
+    with contextlib.suppress(*_UNREADABLE):
+      changed = _changed(known.digests, _digests(self._read(sess, graph)))
+      if sess in self._due:
+        changed = set()  # Earlier runs may explain the values.
+      made = []
+      for each in executions:
+        if each.applied is not None or training.changed_any(each.variables, changed):
+          made.append(each)
+      self._after(sess, graph, written & changed, made)
 
   def _after(
     self,
     sess: tf.Session,
     graph: _Graph,
-    change: training.Change,
+    written: FrozenSet[str],
     executions: List[training.Execution],
   ) -> None:
     """Counts and records a run; ends the process after the last step.
@@ -332,24 +312,25 @@ class Recorder:
     Args:
       sess: the session.
       graph: what is known of its graph.
-      change: what the run may have done to variables.
+      written: the variables that the run may have changed.
       executions: the steps that it executed; [] if it was no train step.
     """
-    if change.unseen:
-      self.note(unseen="training", unseen_names=sorted(change.unseen))
+    if not written and not executions:
+      return
     known = self._sessions[sess]
-    known.written |= change.written
-    kind = known.history.add(change, executions, graph.trained)
+    known.written |= written
+    known.since.add(written, executions)
+    self._due.add(sess)
     if executions:
-      unreadable = sorted(change.written.difference(graph.tensors))
+      known.steps += 1
+      self._totals.add(executions)
+      self.note(**dataclasses.asdict(self._totals))
+      unreadable = sorted(written.difference(graph.tensors))
       if unreadable:
         self.note(unreadable=unreadable)
-      self._totals.add(executions)
-    self.note(**dataclasses.asdict(self._totals))
-    if kind is not None:
-      self._record(sess, graph, kind)
-    known.kept = None if known.history.due is None else sess
-    if self.notes["steps"] == self._settings.steps:
+    if known.steps % self._settings.every == 0:
+      self._record(sess, graph)
+    if self._totals.steps == self._settings.steps:
       self.finish()
       _exit()
 
@@ -366,7 +347,6 @@ class Recorder:
     known.effects = {}
     earlier = list(known.tensors)
     steps.find_imported(graph, self._known_steps)
-    known.trained = run_effects.trained_variables(graph)
     known.tensors = run_effects.variable_values(graph)
     if list(known.tensors) != earlier:
       known.variables = self._variables(graph, known.tensors)
@@ -390,45 +370,40 @@ class Recorder:
     state.update(naming_schemes.state(shapes))
     return recording.Variables(shapes, state)
 
-  def _record(self, sess: tf.Session, graph: _Graph, kind: str) -> None:
+  def _record(self, sess: tf.Session, graph: _Graph) -> None:
     """Records all variables of a session: anything may have changed them, such as
     functions of `tf.data`, which no op of a run tells, or other sessions of a server.
 
         read the variables, and compute their digests
-        write the record                  of a start only if it changed something
+        write the record                  unless nothing changed, and no step was run
         note scales, the number of variables, and whether steps trained
         keep the values, if they differ from the reference, or the parent asked for them
-
-    Args:
-      sess: the session.
-      graph: what is known of its graph.
-      kind: START, STEP or ASSIGNMENT of `training`.
     """
     known = self._sessions[sess]
     values = self._read(sess, graph)
-    changed = _update_digests(known.digests, values)
-    if kind == training.START and not changed:
-      known.history.due = None
+    digests = _digests(values)
+    changed = _changed(known.digests, digests)
+    known.digests.update(digests)
+    since, known.since = known.since, training.Interval()
+    self._due.discard(sess)
+    if not changed and not since.steps:
       return
     if known.number < 0:
       known.number = self._threads[known.thread]
       self._threads[known.thread] += 1
-    self._totals.records += 1
-    self._totals.assignments += kind != training.STEP and bool(known.history.assigned)
-    self.note(**dataclasses.asdict(self._totals))
-    record = self._record_of(graph, known, kind, values)
+    record = self._record_of(graph, known, since)
     self._write(**record.line)
-    self._note_scales(graph.variables.state, values)
-    self.note(variables=max(self.notes["variables"], len(known.digests)))
-    self.note(assigned=sorted({*self.notes["assigned"], *known.history.assigned}))
-    trained_without, trained = known.history.end_record(changed)
     has_trained = self.notes["trained"]
-    if kind == training.STEP:
-      self.note(
-        read=self.notes["read"] + 1,
-        trained=self.notes["trained"] or trained,
-        trained_without=self.notes["trained_without"] or trained_without,
-      )
+    self._records[known.thread] += 1
+    self._note_scales(graph.variables.state, values)
+    self.note(
+      variables=max(self.notes["variables"], len(known.digests)),
+      trained=has_trained or training.changed_any(since.scaled, changed),
+      trained_without=(
+        self.notes["trained_without"] or training.changed_any(since.unscaled, changed)
+      ),
+      records=dict(self._records),
+    )
     differing = self._differing(record, has_trained)
     kept = self._settings.keep.get(known.index) or differing
     self._keep(known.index, {name: values[name] for name in kept if name in values})
@@ -438,19 +413,17 @@ class Recorder:
       self.note(uses="mp_compat")
 
   def _record_of(
-    self, graph: _Graph, session: _Session, kind: str, values: Values
+    self, graph: _Graph, session: _Session, since: training.Interval
   ) -> recording.Record:
-    """Returns the record of a session whose digests are those of `values`."""
+    """Returns the record of a session, with its digests and what it did before."""
     line = {
       "index": session.index,
       "graph": graph.number,
-      "kind": kind,
       # None for a variable that is not initialized
       "digests": [session.digests.get(name) for name in graph.tensors],
-      "assigned": sorted(session.history.assigned),
-      "skipped": session.history.skipped,
-      "applied": sorted(session.history.applied),
-      "global_step": np.asarray(values.get("global_step")).tolist(),
+      "steps": since.steps,
+      "skipped": since.skipped,
+      "changed": sorted(since.scaled | since.assigned),
     }
     return recording.Record(graph.variables, line)
 
@@ -481,13 +454,14 @@ class Recorder:
     """Returns the names of the variables in the first difference from the reference,
     which it notes; [] for others.
 
-    After the first difference, the reference is no longer read. Ends a run that starts
-    from other values than the reference. `has_trained`: whether an earlier record is of
-    training with loss scaling.
+    After the first difference, the reference is no longer read. `has_trained`: whether
+    an earlier record is of training with loss scaling.
     """
     reference, index = None, record.line["index"]
     if self._reference and not self.notes["difference"]:
       reference = self._reference.take(index)
+      if reference is None and self._reference.lacks_thread(index):
+        self.note(unseen="thread")
     if reference is None:
       return []
     counts_state = self._settings.run != recording.UNSCALED
@@ -497,9 +471,6 @@ class Recorder:
     if difference is None:
       return []
     self.note(difference=dataclasses.asdict(difference))
-    if difference.is_of_initial_values:
-      self.note_processes()
-      _exit()
     return list(filter(None, difference.names[1]))
 
   def _keep(self, index: str, values: Values) -> None:
@@ -572,17 +543,14 @@ def _giving_up() -> Iterator[None]:
     )
 
 
-def _update_digests(digests: Dict[str, int], values: Values) -> Set[str]:
-  """Sets the digests of variables to those of `values`; returns the names of those that
-  changed.
-  """
-  changed = set()
-  for name, value in values.items():
-    digest = _digest(value)
-    if digests.get(name) != digest:
-      changed.add(name)
-    digests[name] = digest
-  return changed
+def _digests(values: Values) -> Dict[str, int]:
+  """Returns the checksums of values by name."""
+  return {name: _digest(value) for name, value in values.items()}
+
+
+def _changed(before: Dict[str, int], after: Dict[str, int]) -> Set[str]:
+  """Returns the names of the digests that are not the same as before."""
+  return {name for name, digest in after.items() if before.get(name) != digest}
 
 
 def _digest(value: Any) -> int:

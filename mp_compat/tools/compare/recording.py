@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import re
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
@@ -21,18 +21,17 @@ ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
 SHOWN = 3  # variables whose values are kept where they differ
 
 # What is known of a run, by kind:
-#   steps, scaled, applied, skipped, assignments, records
+#   steps, scaled, applied, skipped
 #                    as in `training.Totals`
-#   read             the number of records after steps
+#   records          the numbers of records by the names of threads; see `Record`
 #   trained          whether applied steps with loss scaling changed a variable
 #   trained_without  whether steps without loss scaling did
-#   assigned         the trained variables that assignments changed
 #   variables        the largest number of variables in a record
 #   scales           the first and the last value of each loss scale, by its name
 #   difference       the fields of a `Difference`; None if none was found
 #   compared         whether there was a reference; `tensorflow`: the version
 #   uses, warnings   whether this package was used, and what it warned of
-#   unseen, unseen_names, replaced, unreadable, processes
+#   unseen, replaced, unreadable, processes
 #                    are there if the recording is not complete
 Notes = Dict[str, Any]
 Arrays = Dict[str, np.ndarray]  # by the names of variables
@@ -45,7 +44,7 @@ class Settings(NamedTuple):
     run: ORIGINAL, SCALED or UNSCALED.
     recording: The file to write; values of variables go to files beside it.
     steps: The number of train steps after which the program ends.
-    every: How often records are made: after this many steps, or assignments.
+    every: After how many train steps of a session records are made.
     reference: The recording to compare with; None for the first run.
     keep: The variables whose values are kept, by the index of the record.
   """
@@ -66,51 +65,22 @@ class Difference:
   Attributes:
     index: The index of the record; see `Record`.
     step: The number of steps before it.
-    kinds: The kinds of the records: START, STEP or ASSIGNMENT of `training`.
+    is_of_step: Whether both runs have a train step since the record before.
     names: The variables that differ, side by side; None for one that a run lacks.
-    assigned: The trained variables that runs which are no steps assigned, since the
-      record before.
     skipped: How many decisions were to skip a step, since the record before.
-    applied: The variables of the reference that steps with loss scaling trained which
-      it applied, or may have, since the record before.
+    changed: The variables of the reference that something else than these may have
+      changed, since the record before; see `Record`.
     has_trained: Whether an earlier record, which is the same, is of training with loss
       scaling.
-    global_step: The values of `global_step`; None without one.
   """
 
   index: str
   step: int
-  kinds: Tuple[str, str]
+  is_of_step: bool
   names: Tuple[List[Optional[str]], List[Optional[str]]]
-  assigned: List[str]
   skipped: Tuple[int, int]
-  applied: List[str]
+  changed: List[str]
   has_trained: bool
-  global_step: Tuple[Any, Any]
-
-  @property
-  def starts(self) -> bool:
-    """Returns whether it is a record of values that a session starts from."""
-    return self.kinds[1] == "start"
-
-  @property
-  def is_of_initial_values(self) -> bool:
-    """Returns whether the runs have the same variables, and start from other values."""
-    theirs, ours = self.names
-    return self.starts and not self.step and None not in theirs + ours
-
-  @property
-  def is_unseen_training(self) -> bool:
-    """Returns whether a run that is no step, initializer or restore changed a trained
-    variable: it is in one program only, or assigns other values.
-    """
-    theirs, ours = self.kinds
-    if not self.assigned:
-      return False
-    if theirs != ours:
-      return "assignment" in self.kinds
-    _, differing = self.names
-    return ours == "assignment" and not set(self.assigned).isdisjoint(differing)
 
 
 @dataclasses.dataclass(eq=False)
@@ -136,10 +106,11 @@ class Record(NamedTuple):
   Attributes:
     variables: The variables of the graph.
     line: The line of the recording, with `index`: the thread that ran the session
-      first, the number of the session there, and that of the record; `kind`;
-      `digests`, checksums in the order of the variables, None for one that is not
-      initialized; and `assigned`, `skipped`, `applied` and `global_step` as in a
-      `Difference`.
+      first, the number of the session there, and that of the record; and `digests`,
+      checksums in the order of the variables, None for one that is not initialized.
+      Of the time since the record before, it has the number of train `steps`, how many
+      decisions `skipped` one, and the variables `changed` by applied steps with loss
+      scaling, or by runs that are no steps, or perhaps.
   """
 
   variables: Variables
@@ -161,7 +132,7 @@ def read_notes(path: str) -> Notes:
 
 def difference_in(notes: Notes) -> Optional[Difference]:
   """Returns the first difference that a run noted; None if it found none."""
-  if not notes["difference"]:
+  if not notes.get("difference"):
     return None
   return Difference(**notes["difference"])
 
@@ -183,6 +154,7 @@ class Reference:
     """Begins to read a recording."""
     self._records = read_records(path)
     self._passed: Dict[str, Record] = {}
+    self._threads: Set[str] = set()  # of which records were read
 
   def take(self, index: str) -> Optional[Record]:
     """Returns the record with an index, once; None if there is none."""
@@ -191,7 +163,19 @@ class Reference:
       if record is None:
         return None
       self._passed[record.line["index"]] = record
+      self._threads.add(_thread(record.line["index"]))
     return self._passed.pop(index)
+
+  def lacks_thread(self, index: str) -> bool:
+    """Returns whether there is no record of a thread, after `take` found none with this
+    index of it.
+    """
+    return _thread(index) not in self._threads
+
+
+def _thread(index: str) -> str:
+  """Returns the name of the thread in the index of a record."""
+  return index.rsplit(".", 2)[0]
 
 
 def read_lines(path: str) -> Iterator[Line]:
@@ -231,22 +215,17 @@ def difference(
   `state` says whether the variables of loss scales count; the other arguments are those
   of a `Difference`.
   """
-  kinds = reference.line["kind"], record.line["kind"]
   pairs = _differing_pairs(reference, record, state)
-  assigned = record.line["assigned"] or reference.line["assigned"]
-  is_other_kind = kinds[0] != kinds[1] and "assignment" in kinds
-  if not pairs and not (assigned and is_other_kind):
+  if not pairs:
     return None
   return Difference(
     index,
     step,
-    kinds,
+    is_of_step=reference.line["steps"] > 0 and record.line["steps"] > 0,
     names=([name for name, _ in pairs], [name for _, name in pairs]),
-    assigned=assigned,
     skipped=(reference.line["skipped"], record.line["skipped"]),
-    applied=reference.line["applied"],
+    changed=reference.line["changed"],
     has_trained=has_trained,
-    global_step=(reference.line["global_step"], record.line["global_step"]),
   )
 
 

@@ -32,17 +32,20 @@ RUNS = {
 Values = Callable[[str, str], Arrays]
 
 _UNKNOWN_REASON = "The reason is not known."
+_OTHER_VALUES = (
+  "A run that is no train step initializes, restores or assigns other values. If it "
+  "goes on from a checkpoint of an earlier run, name its folder with --restore, or use "
+  "$MP_COMPAT_RUN in the folder's name."
+)
 # What an error of a program says that uses loss scaling.
 _LOSS_SCALING = re.compile("loss_?scal|mixed_precision", re.IGNORECASE)
 _UNSEEN = {
   "eager": "Eager training was seen, which is not compared.",
-  "fork": "Training in a forked process was seen, which is not compared.",
-  "training": (
-    "Training that was not seen: a run of a session applies gradients to {}, but "
-    "executes nothing that apply_gradients() of an optimizer returned in this process. "
-    "Steps of a graph that is imported are found by their names if the program, or its "
-    "first run, built them."
+  "thread": (
+    "A session was run by a thread with another name than in the first run, and is not "
+    "compared. Give threads that run sessions names that do not change."
   ),
+  "fork": "Training in a forked process was seen, which is not compared.",
 }
 
 
@@ -51,20 +54,25 @@ def label(run: str, runs: Sequence[str]) -> str:
   return RUNS[run].format(RUNS[runs[0]])
 
 
-def hint(run: str, runs: Sequence[str], result: Notes, error: str) -> str:
+def hint(run: str, runs: Sequence[str], results: Dict[str, Notes], error: str) -> str:
   """Returns what to try after a program failed.
 
   Args:
     run: the name of the run, of RUNS.
     runs: the names of all runs, in order.
-    result: what is known of the run; may be empty.
+    results: what is known of the runs that were made, and of this one, which may be
+      nothing.
     error: how it failed, and what it wrote last.
   """
-  if result.get("replaced"):
-    return "\n" + _describe_replaced(result["steps"])
-  if result.get("steps"):
+  if results[run].get("replaced"):
+    return "\n" + _describe_replaced(results[run]["steps"])
+  for earlier in results.values():
+    found = recording.difference_in(earlier)
+    if found and not found.is_of_step:  # It may have written another checkpoint.
+      return "\nBefore, {}: {}".format(_place(found), _OTHER_VALUES)
+  if results[run].get("steps"):
     return "\nIt had run {0} train steps: --steps {0} ends it after them.".format(
-      result["steps"]
+      results[run]["steps"]
     )
   if run == ORIGINAL and SCALED in runs and _LOSS_SCALING.search(error):
     return (
@@ -80,8 +88,8 @@ def problem(
   """Returns why a run does not show the training of the program, or not with mp_compat
   where it should be used; None if it does.
 
-  The first of these that applies: the run starts from other values; training was not
-  seen; nothing was trained; it was not the loss scaling that the run is for.
+  The first of these that applies: training was not seen; nothing was trained; it was
+  not the loss scaling that the run is for.
 
   Args:
     run: the name of the run, of RUNS.
@@ -89,41 +97,21 @@ def problem(
     result: what is known of the run.
     first: what is known of the first run; `result` itself for that.
   """
-  found = recording.difference_in(result)
-  if found and found.is_of_initial_values:
-    return _describe_other_start(found)
   return (
-    _describe_unseen(run, result, first)
+    _describe_unseen(result)
     or _describe_untrained(result, first)
     or _describe_unscaled(run, runs, result)
   )
 
 
-def _describe_unseen(run: str, result: Notes, first: Notes) -> Optional[str]:
+def _describe_unseen(result: Notes) -> Optional[str]:
   """Returns which training was not seen, if any."""
-  found = recording.difference_in(result)
   if "unseen" in result:
-    names = ", ".join(result.get("unseen_names", []))
-    return _UNSEEN[result["unseen"]].format(names)
+    return _UNSEEN[result["unseen"]]
   if result.get("replaced"):
     return _describe_replaced(result["steps"])
   if "unreadable" in result:
     return "No tensor of the graph reads {}.".format(", ".join(result["unreadable"]))
-  if found and found.is_unseen_training and run not in (AGAIN, ONCE_MORE):
-    return (
-      "Training that was not seen: after {} train steps, a run that is no train step "
-      "changes {}, otherwise than in the first run.".format(
-        found.step, ", ".join(found.assigned)
-      )
-    )
-  is_same = found is None and result["steps"] == first["steps"]
-  if is_same and result["records"] != first["records"]:
-    return (
-      "Training that was not seen: runs that are no train steps changed variables "
-      "(compared after such runs: {} times; in the first run: {}).".format(
-        result["records"] - result["read"], first["records"] - first["read"]
-      )
-    )
   return None
 
 
@@ -197,33 +185,34 @@ def _describe_untrained(result: Notes, first: Notes) -> Optional[str]:
   )
 
 
-def ends(result: Notes, first: Notes) -> List[int]:
-  """Returns after how many steps the first run and another one ended, if the first
-  difference is that.
+def ends(result: Notes, first: Notes, limit: int) -> List[List[int]]:
+  """Returns how many steps and records the first run and another one have, if the first
+  difference is that; else [].
+
+  Of runs that `--steps` ended, after `limit` steps, only the records of the main thread
+  count: other threads may have come to any place.
   """
-  if result["difference"] or result["steps"] == first["steps"]:
+  runs = [first, result]
+  records = [run["records"] for run in runs]
+  if first["steps"] == result["steps"] == limit:
+    records = [{"MainThread": each.get("MainThread", 0)} for each in records]
+  is_same_end = first["steps"] == result["steps"] and records[0] == records[1]
+  if result["difference"] or is_same_end:
     return []
-  return [first["steps"], result["steps"]]
+  return [[run["steps"], sum(each.values())] for run, each in zip(runs, records)]
 
 
 def _first_name(found: Difference) -> str:
   """Returns the name of the first variable of a difference."""
   theirs, ours = found.names
-  return next(name for name in [*ours, *theirs, *found.assigned] if name)
+  return next(name for name in [*ours, *theirs] if name)
 
 
-def _describe_other_start(found: Difference) -> str:
-  """Returns what the report says if a run starts from other values than the first."""
-  theirs, ours = found.global_step
-  steps = ""
-  if theirs != ours:
-    steps = "; global_step {}, not {}".format(ours, theirs)
-  return (
-    "It starts from other values than the first run: first {}{}. If it goes on from a "
-    "checkpoint of an earlier run, name its folder with --restore, or use "
-    "$MP_COMPAT_RUN in the folder's name. Otherwise its initial values are random in a "
-    "way that cannot be repeated."
-  ).format(_first_name(found), steps)
+def _place(found: Difference) -> str:
+  """Returns where the first difference is."""
+  if found.is_of_step:
+    return "at step {}".format(found.step)
+  return "after step {}".format(found.step)
 
 
 def describe(run: str, result: Notes, every: int) -> str:
@@ -233,15 +222,13 @@ def describe(run: str, result: Notes, every: int) -> str:
   if found:
     ours = found.names[1]
     variables = result["variables"] + ours.count(None)
-    return "differs at step {}, in {} of {} variables; {}".format(
-      found.step, len(ours), variables, text
+    return "differs {}, in {} of {} variables; {}".format(
+      _place(found), len(ours), variables, text
     )
   if not result["compared"]:
     return text
   if result["ends"]:
-    return "{}; the first run: {}. Until then the same bits".format(
-      text, result["ends"][0]
-    )
+    return "{}; the same bits until it ended otherwise than the first run".format(text)
   if run == AGAIN:
     return "the same bits in both runs"
   if run == ONCE_MORE:
@@ -298,7 +285,8 @@ def conclude(results: Dict[str, Notes], values_of: Values) -> Tuple[int, List[st
       "Whether the program differs from itself is not known: this needs the run "
       "{!r}.".format(AGAIN)
     )
-  lines += _describe_others(results)
+  if any("processes" in result for result in results.values()):
+    lines.append("The program ran other processes, which are not compared.")
   if DIFFERENT in statuses:
     return DIFFERENT, ["The program trains differently.", *lines]
   if UNKNOWN in statuses:
@@ -319,31 +307,14 @@ def _compare_with_first(
     found = Difference(**result["difference"])
     status = DIFFERENT
     if _skipped_only_first(run, found):
-      is_explained = found.has_trained and not _applied_too(found)
+      is_explained = found.has_trained and not _changed_too(found)
       status = SAME if is_explained else UNKNOWN
     lines = _describe_difference(run, result, values_of)
   if result["ends"]:
     status = DIFFERENT
-    theirs, ours = result["ends"]
-    ending = "{}: it ended after {} train steps, the first run after {}."
-    lines.append(ending.format(RUNS[run], ours, theirs))
-    lines.append("  {} {}".format(_UNKNOWN_REASON, _describe_ends(result["ends"])))
+    lines.append("{}: {}".format(RUNS[run], _describe_ends(result["ends"])))
+    lines.append("  " + _UNKNOWN_REASON)
   return status, lines
-
-
-def _describe_others(results: Dict[str, Notes]) -> List[str]:
-  """Returns sentences on what changed variables besides train steps, or may have."""
-  lines = []
-  first = next(iter(results.values()))
-  if first["assignments"]:
-    lines.append(
-      "Runs that are no train steps changed {}, too: compared after {} of them.".format(
-        ", ".join(first["assigned"]), first["assignments"]
-      )
-    )
-  if any("processes" in result for result in results.values()):
-    lines.append("The program ran other processes, which are not compared.")
-  return lines
 
 
 def _describe_difference(run: str, result: Notes, values_of: Values) -> List[str]:
@@ -351,7 +322,7 @@ def _describe_difference(run: str, result: Notes, values_of: Values) -> List[str
   found = Difference(**result["difference"])
   theirs, ours = values_of(AGAIN, found.index), values_of(run, found.index)
   reason = _reason(run, result, theirs)
-  first = "{}: step {} is the first that differs.".format(RUNS[run], found.step)
+  first = "{}: the first difference is {}.".format(RUNS[run], _place(found))
   return [first, "  " + reason, *_amounts(found, theirs, ours)]
 
 
@@ -359,44 +330,53 @@ def _skipped_only_first(run: str, found: Difference) -> bool:
   """Returns whether a run without loss scaling applied a step that the first run
   skipped, in the record that differs.
   """
-  if found.starts or None in found.names[0] + found.names[1]:
+  if not found.is_of_step or None in found.names[0] + found.names[1]:
     return False
   theirs, ours = found.skipped
   return run == UNSCALED and ours < theirs
 
 
-def _applied_too(found: Difference) -> List[str]:
-  """Returns the variables that differ, or whose slots do, and that the first run
-  trained since the record before: a step that it skipped may not explain them.
+def _changed_too(found: Difference) -> List[str]:
+  """Returns the variables that differ, or whose slots do, and that something else than
+  the skipped step changed in the first run, which may explain the difference.
   """
   theirs = [name for name in found.names[0] if name]
-  return [name for name in found.applied if training.has_state_in(name, theirs)]
+  return [name for name in found.changed if training.has_state_in(name, theirs)]
 
 
-def _describe_ends(ends: List[int]) -> str:
-  """Returns what the report says if two runs end after different numbers of steps."""
-  return (
-    "Until then the bits are the same. If a time limit ends the program, pass "
-    "--steps {}.".format(min(ends))
+def _describe_ends(ends: List[List[int]]) -> str:
+  """Returns what the report says if two runs do not end in the same way."""
+  (their_steps, their_records), (our_steps, our_records) = ends
+  text = (
+    "the bits are the same, but it ended after {} train steps, the first run after {}."
   )
+  if their_steps == our_steps:
+    text = (
+      "the bits are the same, but runs that are no train steps changed variables more "
+      "or less often: values were recorded {} times, in the first run {}."
+    )
+    return text.format(our_records, their_records)
+  text += " If a time limit ends the program, pass --steps {}."
+  return text.format(our_steps, their_steps, min(our_steps, their_steps))
 
 
-def _describe_other_self(found: Optional[Difference], ends: List[int]) -> str:
+def _describe_other_self(found: Optional[Difference], ends: List[List[int]]) -> str:
   """Returns what the report says if two runs of the program as it is differ."""
   if found is None:
+    return "The program differs from itself: {}".format(_describe_ends(ends))
+  place = "{}, first in {}".format(_place(found), _first_name(found))
+  if not found.is_of_step:
     return (
-      "The program differs from itself: it ended after {} train steps, then after {}. "
-      "{}".format(*ends, _describe_ends(ends))
+      "The program differs from itself: {}. {} Otherwise these values are random in a "
+      "way that cannot be repeated.".format(place, _OTHER_VALUES)
     )
-  if found.starts:
-    return _describe_other_start(found)
   return (
-    "The program differs from itself: at step {}, first in {}. It has other randomness "
-    "than that of Python, NumPy and TensorFlow's ops, or threads that compete. Other "
-    "differences may be due to that. Try it with one thread: TF_NUM_INTRAOP_THREADS=1 "
+    "The program differs from itself: {}. It has other randomness than that of Python, "
+    "NumPy and TensorFlow's ops, or threads that compete. Other differences may be due "
+    "to that. Try it with one thread: TF_NUM_INTRAOP_THREADS=1 "
     "TF_NUM_INTEROP_THREADS=1 in the environment if its ConfigProto sets no numbers, "
     "and one thread for its input. --runs original,again shows whether that is enough."
-  ).format(found.step, _first_name(found))
+  ).format(place)
 
 
 def _reason(run: str, result: Notes, theirs: Arrays) -> str:
@@ -404,7 +384,7 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
 
       only loss scales differ, and it is known why     that reason
       a variable is missing in one of the runs         the variables are not the same
-      a session gets other initial or restored values  perhaps it restores a checkpoint
+      a run that is no step sets other values          perhaps it restores a checkpoint
       a run without loss scaling skips fewer steps     why the first run skips them
       this run skips more steps than the first         why the first run applied it
       otherwise                                        _UNKNOWN_REASON
@@ -421,11 +401,8 @@ def _reason(run: str, result: Notes, theirs: Arrays) -> str:
     return of_state
   if None in found.names[0] + found.names[1]:
     return "The runs do not have the same variables."
-  if found.starts:
-    return (
-      "A session initializes, restores or loads other values. If it restores a "
-      "checkpoint, name its folder with --restore."
-    )
+  if not found.is_of_step:
+    return _OTHER_VALUES
   if _skipped_only_first(run, found):
     return _reason_of_skip(found)
   if we_skipped <= they_skipped:
@@ -450,13 +427,14 @@ def _reason_of_skip(found: Difference) -> str:
   """Returns what the report says if only the first run, which scales the loss, skipped
   a step.
   """
-  applied = _applied_too(found)
-  if applied:
+  changed = _changed_too(found)
+  if changed:
     return (
-      "The first run skipped a step, but applied another one that trains {}, since the "
-      "values were compared last. Which of the two explains the difference is not "
-      "known: a run of a session is compared as a whole, with --every several of "
-      "them.".format(applied[0])
+      "The first run skipped a step, but another step or run changed {} since the "
+      "values were compared last. Which of them explains the difference is not known: "
+      "a run of a session is compared as a whole, with --every several of them.".format(
+        changed[0]
+      )
     )
   reason = (
     "The first run skipped it: its gradients overflowed, or update() of the program's "

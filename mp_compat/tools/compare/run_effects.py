@@ -3,23 +3,16 @@
 executes and the steps that the graph records (`steps`). Changes no graph.
 """
 
-import re
 from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Set
 
 from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import tf
-from mp_compat._tensorflow import variables as variable_kinds
 from mp_compat.graph import contexts
 from mp_compat.graph import effects
 from mp_compat.graph import runs
 from mp_compat.tools.compare import steps
-from mp_compat.tools.compare import training
 from mp_compat.tools.compare.steps import VARIABLE_OPS
 from mp_compat.tools.compare.steps import BuiltStep
-
-# TensorFlow's ops that apply gradients to a variable, and only they: those of its
-# optimizers.
-_APPLYING = re.compile("(Resource)?(Sparse)?Apply[A-Z]")
 
 # The names of the variables that an op changes, by op. An op that changes other state
 # has an empty set.
@@ -30,14 +23,15 @@ class Effects(NamedTuple):
   """What a run does to variables.
 
   Attributes:
-    change: Which variables it may change, and how.
+    written: The names of the variables that it may change. Of local variables and
+      metrics, only those count that have gradients.
     steps: The steps that it executes; of those in control flow, those that it may
       execute.
     decisions: Scalar bool tensors that it computes, which decide whether the steps are
       applied; without those in control flow.
   """
 
-  change: training.Change
+  written: FrozenSet[str]
   steps: List[BuiltStep]
   decisions: List[tf.Tensor]
 
@@ -45,15 +39,7 @@ class Effects(NamedTuple):
 def effects_of(
   graph: tf.Graph, elements: Iterable[runs.Element], fed: FrozenSet[str] = frozenset()
 ) -> Effects:
-  """Returns what a run of ops and tensors does to variables.
-
-      executed = the ops that the run executes
-      written = of those that change state, which variables they change
-      executed_steps = the steps of the graph that they belong to
-      others = variables written by ops that no step with loss scaling executes
-      unseen = variables written by ops of optimizers that no step executes
-
-  The run is not made: all of this follows from the graph.
+  """Returns what a run of ops and tensors does to variables; from the graph alone.
 
   Args:
     graph: the graph of the session, with the steps that it has recorded.
@@ -63,26 +49,11 @@ def effects_of(
   executed = set(runs.executed_ops(elements, fed))
   written = {op: _written_by(op) for op in effects.changing(executed, graph)}
   executed_steps = _executed_steps(graph, executed, written)
-  scaled_steps = [step for step in executed_steps if step.is_scaled]
-  in_steps = _ops_of_steps(graph, executed_steps, written, fed)
-  in_scaled = _ops_of_steps(graph, scaled_steps, written, fed)
-  others: Set[str] = set()
-  unseen: Set[str] = set()
-  for op, names in written.items():
-    if op not in in_scaled:
-      others |= names
-    if op not in in_steps and _applies_gradients(op, graph):
-      unseen |= names or {op.name}  # its variable may not be found
-  local = _local_names(graph)
-  change = training.Change(
-    written=frozenset().union(*written.values()) - local,
-    others=frozenset(others) - local,
-    is_initialization=_are_initializations(written, graph),
-    may_train=bool(executed_steps),
-    unseen=frozenset(unseen) - local,
+  return Effects(
+    frozenset().union(*written.values()) - _local_names(graph),
+    executed_steps,
+    _computed_decisions(graph, executed_steps, executed),
   )
-  decisions = _computed_decisions(graph, executed_steps, executed)
-  return Effects(change, executed_steps, decisions)
 
 
 def _executed_steps(
@@ -127,80 +98,6 @@ def _computed_decisions(
     if tensor.graph is graph and tensor.op in executed and graph.is_fetchable(tensor):
       computed.append(tensor)
   return computed
-
-
-def _ops_of_steps(
-  graph: tf.Graph, of_steps: Iterable[BuiltStep], written: _Written, fed: FrozenSet[str]
-) -> Set[tf.Operation]:
-  """Returns the ops that steps execute, and the calls of functions that contain one.
-
-  Args:
-    graph: the graph of the session.
-    of_steps: some of its steps.
-    written: the ops of a run that change state, with the variables that they change.
-    fed: the names of tensors that are fed.
-  """
-  ends: List[tf.Operation] = []
-  for step in of_steps:
-    ends += [op for op in step.ops if op.graph is graph]
-    if not step.is_called:
-      continue
-    for op, names in written.items():
-      if effects.is_call(op.type, graph) and not names.isdisjoint(step.variables):
-        ends.append(op)
-  return set(runs.executed_ops(ends, fed))
-
-
-def _applies_gradients(op: tf.Operation, graph: tf.Graph) -> bool:
-  """Returns whether an op, or one in the functions that it calls, is one with which
-  TensorFlow's optimizers apply gradients.
-  """
-  if not effects.is_call(op.type, graph):
-    return bool(_APPLYING.match(op.type))
-  for called_type in effects.called_types(op.node_def, graph):
-    if called_type and _APPLYING.match(called_type):
-      return True
-  return False
-
-
-def _are_initializations(written: _Written, graph: tf.Graph) -> bool:
-  """Returns whether the ops that change variables only set them to initial values, or
-  to others that derive from no variable: restored or fed ones.
-
-  Returns False if no op changes a variable. `written` are the ops of a run that change
-  state, with the variables that they change.
-  """
-  assigning = [op for op in written if written[op]]
-  if not assigning:
-    return False
-  others = [op for op in assigning if not _sets_value(op)]
-  return not others or _initializers(graph).issuperset(others)
-
-
-def _initializers(graph: tf.Graph) -> Set[tf.Operation]:
-  """Returns the ops that initializers of the variables in a graph's collections
-  execute.
-  """
-  variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-  variables += graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)
-  initializers: List[tf.Operation] = []
-  for variable in variables:
-    # The initializer of a mirrored variable would be built when it is read.
-    for copy in variable_kinds.local_copies(variable):
-      # a list in a SavedModel; None if there is none
-      initializers += filter(None, tf.nest.flatten(copy.initializer))
-  return set(runs.executed_ops(initializers))
-
-
-def _sets_value(op: tf.Operation) -> bool:
-  """Returns whether an op assigns a value that derives from no variable."""
-  if op.type not in ("Assign", "AssignVariableOp"):
-    return False
-  value = op.inputs[1]
-  for tensor in contexts.search_back([value], contexts.tensor_inputs):
-    if tensor.op.type in VARIABLE_OPS:
-      return False
-  return True
 
 
 def _written_by(op: tf.Operation) -> Set[str]:
@@ -256,13 +153,6 @@ def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:
     if reads:
       values[op.name] = reads[0].outputs[0]
   return values
-
-
-def trained_variables(graph: tf.Graph) -> FrozenSet[str]:
-  """Returns the names of the variables that steps of a graph train; of all variables if
-  it has no steps.
-  """
-  return steps.trained_variables(graph) or frozenset(variable_values(graph))
 
 
 def _only_reads(op: tf.Operation) -> bool:

@@ -60,12 +60,8 @@ def test_equal_programs_are_same(compare):
   runs = report["runs"]
   assert list(runs) == ["original", "mp_compat", "again"]
   for run in runs.values():
-    assert (run["steps"], run["read"], run["skipped"], run["variables"]) == (
-      6,
-      6,
-      1,
-      11,
-    )
+    counts = [run[key] for key in ("steps", "records", "skipped", "variables")]
+    assert counts == [6, {"MainThread": 7}, 1, 11]
     assert run["scales"] == {"current_loss_scale": [1024.0, 512.0]}
   lines = output.splitlines()
   assert (
@@ -89,9 +85,10 @@ def test_keras_program_is_same(compare):
   assert all(run["scaled"] and run["trained"] for run in report["runs"].values())
 
 
+OTHER = "the first difference is after step {}.\n  A run that is no train step"
 THREE = "  4. as it is, once more   the same bits in all three runs"
 W = "  w: 2 of 2 values differ, by up to "
-APPLIED = "but applied another one that trains w, since the values were compared last"
+CHANGED = "another step or run changed {} since the values were compared last"
 
 
 @pytest.mark.slow
@@ -177,18 +174,22 @@ APPLIED = "but applied another one that trains w, since the values were compared
     (
       1,
       "program.py averages clip overflow",
-      ["step 4 is the first", "clipping or masking hid its overflow", W],
+      ["the first difference is at step 4.", "clipping or masking hid its overflow", W],
     ),
     (
       1,
       "program.py averages fixed overflow",
-      ["step 4 is the first", "a fixed loss scale of TensorFlow's class", W],
+      [
+        "the first difference is at step 4.",
+        "a fixed loss scale of TensorFlow's class",
+        W,
+      ],
     ),
     (
       1,
       "together.py",
       [
-        "step 2 is the first",
+        "the first difference is at step 2.",
         "a fixed loss scale of TensorFlow's class",
         "  v: 2 of 2 values",
       ],
@@ -196,12 +197,16 @@ APPLIED = "but applied another one that trains w, since the values were compared
     (
       1,
       "program.py numbers",
-      ["step 4 is the first", "The reason is not known.", W, THREE],
+      ["the first difference is at step 4.", "The reason is not known.", W, THREE],
     ),
     (
       1,
       "program.py custom",
-      ["step 1 is the first", "update() of the program's LossScale returned False", W],
+      [
+        "the first difference is at step 1.",
+        "update() of the program's LossScale returned False",
+        W,
+      ],
     ),
     (
       1,
@@ -213,23 +218,31 @@ APPLIED = "but applied another one that trains w, since the values were compared
       ],
     ),
     (1, "program.py zero", ["zero: differs"]),
-    (1, "--every 4 several.py clip", ["step 10 is the first that differs"]),
+    (1, "--every 4 several.py clip", ["the first difference is at step 10."]),
     (
       1,
       "--runs original,mp_compat program.py fixed overflow",
-      ["step 4 is the first", "this needs the run 'again'"],
+      ["the first difference is at step 4.", "this needs the run 'again'"],
     ),
     (
       1,
       "program.py shorter",
-      ["it ended after 5 train steps, the first run after 6", "pass --steps 5", THREE],
+      [
+        "it ended after 5 train steps, the first run after 6. If",
+        "pass --steps 5",
+        THREE,
+      ],
     ),
-    (1, "dqn.py faster", ["step 1 is the first", "  w: 2 of 2 values differ", THREE]),
+    (
+      1,
+      "dqn.py faster",
+      ["the first difference is at step 1.", "  w: 2 of 2 values differ", THREE],
+    ),
     (
       1,
       "dqn.py explores",
       [
-        "step 3 is the first",
+        OTHER.format(2),
         "  rate: 1 of 1 values differ",
         "8 train steps, 0 skipped",
       ],
@@ -237,12 +250,12 @@ APPLIED = "but applied another one that trains w, since the values were compared
     (
       1,
       "dqn.py explores raises",
-      ["step 3 is the first", "  rate: 1 of 1 values differ"],
+      [OTHER.format(2), "  rate: 1 of 1 values differ"],
     ),
     (
       1,
       "dqn.py local faster",
-      ["step 1 is the first", "  w: 2 of 2 values differ", THREE],
+      ["the first difference is at step 1.", "  w: 2 of 2 values differ", THREE],
     ),
     (
       1,
@@ -250,13 +263,21 @@ APPLIED = "but applied another one that trains w, since the values were compared
       ["this needs the run 'again'", "w: differs"],
     ),
     # Nothing follows.
-    (2, "--without --every 5 skips.py", ["step 6 is the first", APPLIED]),
-    (2, "--without --every 5 skips.py resumes", ["step 8 is the first", APPLIED]),
-    (2, "--without underflows.py", ["applied another one that trains v, since the"]),
+    (
+      2,
+      "--without --every 5 skips.py",
+      ["the first difference is at step 6.", CHANGED.format("w")],
+    ),
+    (
+      2,
+      "--without --every 5 skips.py resumes",
+      ["the first difference is at step 8.", CHANGED.format("w")],
+    ),
+    (2, "--without underflows.py", [CHANGED.format("v")]),
     (
       2,
       "--without --every 3 program.py overflow",
-      ["step 6 is the first", "but applied another one that trains v, since the"],
+      ["the first difference is at step 6.", CHANGED.format("v")],
     ),
     (
       2,
@@ -341,7 +362,7 @@ APPLIED = "but applied another one that trains w, since the values were compared
       2,
       "program.py timed",
       [
-        "differs from itself: it ended after 6 train steps, then after 5",
+        "the bits are the same, but it ended after 5 train steps, the first run after 6",
         "pass --steps 5",
       ],
     ),
@@ -350,20 +371,20 @@ APPLIED = "but applied another one that trains w, since the values were compared
     (
       2,
       "--runs original,again program.py later",
-      ["It starts from other values than the first run: first "],
+      ["differs from itself: after step 6, first in", "name its folder with --restore"],
     ),
     (
       2,
       "program.py checkpoint",
       [
-        "with mp_compat: It starts from other values than the first run",
-        "_step 6, not 0",
+        "Before, after step 0: A run that is no train step initializes, restores",
+        "name its folder with --restore",
       ],
     ),
     (
       2,
       "--runs original,again program.py start",
-      ["It starts from other values than the first run: first w. If it"],
+      ["differs from itself: after step 0, first in w.", "cannot be repeated."],
     ),
     (0, "--every 9 program.py", ["after every 9 of 6 steps, and at the end"]),
     (
@@ -389,39 +410,44 @@ def test_programs_are_compared(code, arguments, words, compare, tmp_path):
     (2, "outside.py decays overflows", ["Each of its 6 train steps was skipped"]),
     (2, "outside.py clips overflows ref", ["No step with loss scaling was applied."]),
     (2, "outside.py other overflows", ["Of its 12 train steps, 6 had loss scaling"]),
-    (0, "outside.py clips", ["steps changed w, too: compared after 6 of them."]),
+    (0, "outside.py clips", ["after each of 6 steps"]),
     (0, "outside.py decays", ["after each of 6 steps"]),
-    (2, "outside.py clips otherwise", ["after 1 train steps, a run that is no train"]),
+    (1, "outside.py clips otherwise", [OTHER.format(1), "  w: 2 of 2 values", THREE]),
     # What is assigned after the last step, and in a graph without steps.
     (0, "outside.py loads", ["after each of 6 steps"]),
     (
       1,
       "outside.py loads otherwise",
-      ["step 6 is the", "or loads other", "  w: 1 of 2", THREE],
+      [OTHER.format(6), "  w: 1 of 2", THREE],
     ),
-    (2, "outside.py loads alone", ["number of such runs: 1; in the first run: 0"]),
-    (0, "outside.py evolves", ["steps changed v, too: compared after 3 of them."]),
-    (2, "outside.py evolves otherwise", ["a run that is no train step changes v,"]),
+    (1, "outside.py loads alone", ["recorded 8 times, in the first run 7.", THREE]),
+    (0, "outside.py evolves", ["after each of 6 steps"]),
+    (1, "outside.py evolves otherwise", [OTHER.format(6), "  v: 2 of 2 values"]),
     # The steps of an imported graph are found.
-    (1, "imports.py clip", ["as it is              8 train", "step 5 is the first"]),
-    (1, "imports.py clip def ref", ["as it is              8 train", "step 5 is"]),
-    (0, "imports.py def", ["8 train steps, 1 skipped", "each of 8 steps"]),
     (
-      2,
-      "imports.py updates",
-      ["as it is: Training that was not seen", "gradients to w"],
+      1,
+      "imports.py clip",
+      ["as it is              8 train", "the first difference is at step 5."],
     ),
+    (
+      1,
+      "imports.py clip def ref",
+      ["as it is              8 train", "the first difference is at step 5."],
+    ),
+    (0, "imports.py def", ["8 train steps, 1 skipped", "each of 8 steps"]),
+    # What the train op executes, but not itself, is no step, and is compared.
+    (0, "imports.py updates", ["as it is              2 train", "each of 2 steps"]),
     # Functions of tf.data change variables.
     (
       1,
       "dataset.py",
-      ["step 1 is the first", "  seen: 1 of 1 values differ, by up to"],
+      ["the first difference is at step 1.", "  seen: 1 of 1 values differ, by up to"],
     ),
     # Only initial values can differ in a checkpoint that was restored.
     (
       1,
       "outside.py accumulates",
-      ["step 1 is the first", "  total: 2 of 2 values", THREE],
+      [OTHER.format(0), "  total: 2 of 2 values", THREE],
     ),
     (
       2,
@@ -435,7 +461,11 @@ def test_programs_are_compared(code, arguments, words, compare, tmp_path):
       ["replaced itself by another one (os.exec)", "--steps 6"],
     ),
     (0, "--steps 6 outside.py replaces", ["after each of 6 steps"]),
-    (1, "outside.py grows", ["step 3 is the first", "grew above 2**126"]),
+    (
+      1,
+      "outside.py grows",
+      ["the first difference is at step 3.", "grew above 2**126"],
+    ),
   ],
 )
 def test_other_changes_of_variables_are_seen(code, arguments, words, compare):
@@ -449,18 +479,31 @@ def test_other_changes_of_variables_are_seen(code, arguments, words, compare):
   [
     # Sessions that only evaluate are recorded, too.
     (0, "evaluates.py loads", ["after each of 4 steps"]),
-    (1, "evaluates.py loads otherwise", ["step 4 is the", "or loads other", THREE]),
-    (1, "evaluates.py closes otherwise", ["step 4 is the", "or loads other"]),
+    (1, "evaluates.py loads otherwise", [OTHER.format(4), THREE]),
+    (1, "evaluates.py closes otherwise", [OTHER.format(4)]),
     (0, "evaluates.py thread loads", ["after each of 4 steps"]),  # at the same time
+    (2, "evaluates.py thread loads renamed", ["with mp_compat: A session was run by"]),
     # What is assigned after the last step, and is not trained.
-    (1, "evaluates.py increments otherwise", ["step 4 is the", "  rate: 1 of 1"]),
+    (1, "evaluates.py increments otherwise", [OTHER.format(4), "  rate: 1 of 1"]),
     # Runs that fail.
     (0, "evaluates.py fails", ["  5 train steps", "after each of 5 steps"]),
-    (1, "evaluates.py fails otherwise", ["step 5 is the", "  w: 1 of 2 values"]),
-    (1, "evaluates.py fails otherwise ref", ["step 5 is the", "  w: 1 of 2 values"]),
+    (
+      1,
+      "evaluates.py fails otherwise",
+      ["the first difference is at step 5.", "  w: 1 of 2 values"],
+    ),
+    (
+      1,
+      "evaluates.py fails otherwise ref",
+      ["the first difference is at step 5.", "  w: 1 of 2 values"],
+    ),
     # Slots are trained.
     (0, "evaluates.py warms", ["after each of 4 steps"]),
-    (1, "evaluates.py warms otherwise", ["step 1 is the", "  w/Momentum: 2 of 2"]),
+    (
+      1,
+      "evaluates.py warms otherwise",
+      ["the first difference is at step 1.", "  w/Momentum: 2 of 2"],
+    ),
     # Each run of a tf.py_function has a tape; the program may have one inside.
     (0, "evaluates.py py_function", ["after each of 4 steps"]),
     (2, "evaluates.py tape", ["Eager training was seen"]),

@@ -21,10 +21,7 @@ def notes(**changed):
     skipped=1,
     scaled=6,
     applied=5,
-    assignments=0,
-    records=7,
-    assigned=[],
-    read=6,
+    records={"MainThread": 7},
     variables=3,
     scales={"current_loss_scale": [8.0, 4.0]},
     trained=True,
@@ -41,13 +38,11 @@ def difference(theirs="w", ours="w", step=2, **changed):
   known = dict(
     index=str(step),
     step=step,
-    kinds=["step", "step"],
+    is_of_step=True,
     names=[[theirs], [ours]],
-    assigned=[],
     skipped=[0, 0],
-    applied=[],
+    changed=[],
     has_trained=True,
-    global_step=[None, None],
   )
   return {**known, **changed}
 
@@ -105,13 +100,10 @@ def test_runs_that_train_have_no_problem():
       "but 6 in the first run. If it went on from",
     ),
     (dict(unseen="eager"), "Eager training was seen, which is not compared."),
+    (dict(unseen="thread"), "Give threads that run sessions names that do not change."),
     (
       dict(unseen="fork"),
       "Training in a forked process was seen, which is not compared.",
-    ),
-    (
-      dict(unseen="training", unseen_names=["a", "b"]),
-      "applies gradients to a, b, but",
     ),
     (
       dict(replaced=True),
@@ -119,30 +111,6 @@ def test_runs_that_train_have_no_problem():
     ),
     (dict(replaced=True, steps=0), "Compare that one: pass what it executes to"),
     (dict(unreadable=["w"]), "No tensor of the graph reads w."),
-    (
-      dict(difference=difference(kinds=["assignment"] * 2, assigned=["w"])),
-      "Training that was not seen: after 2 train steps, a run that is no train step "
-      "changes w, otherwise than in the first run.",
-    ),
-    (
-      dict(
-        difference=difference(
-          kinds=["step", "assignment"], names=[[], []], assigned=["w"]
-        )
-      ),
-      "a run that is no train step changes w, otherwise than in the first run.",
-    ),
-    (
-      dict(records=9),
-      "changed variables (compared after such runs: 3 times; in the first run: 1)",
-    ),
-    # It starts from other values.
-    (
-      dict(
-        difference=difference(step=0, kinds=["start"] * 2, global_step=[0, 6]), steps=0
-      ),
-      "It starts from other values than the first run: first w; global_step 6, not 0.",
-    ),
   ],
 )
 def test_runs_that_show_no_training_are_problems(changed, words):
@@ -171,46 +139,66 @@ def test_undone_replacements_are_no_problem():
 
 
 @pytest.mark.parametrize(
-  "changed",
+  "changed, words",
   [
-    difference(kinds=["assignment"] * 2, theirs="rate", ours="rate", assigned=["w"]),
-    difference(kinds=["start"] * 2),  # of a later session
-    difference(kinds=["start"] * 2, step=0, names=[["w", "v"], ["w", None]]),
-    difference(step=0),
+    (difference(), "at step 2.\n  The reason is not known."),
+    (difference(is_of_step=False), "after step 2.\n  A run that is no train step"),
+    (difference(is_of_step=False, step=0), "after step 0.\n  A run that is no train"),
+    (
+      difference(is_of_step=False, names=[["w", "v"], ["w", None]]),
+      "The runs do not have the same variables.",
+    ),
   ],
 )
-def test_other_differences_are_reported(changed):
+def test_differences_are_reported(changed, words):
   result = notes(difference=changed)
   assert report.problem("mp_compat", ALL, result, ORIGINAL) is None
   status, text = conclude(difference=changed)
-  assert status == 1 and "is the first that differs" in text
+  assert status == 1 and "the first difference is " in text and words in text
+
+
+@pytest.mark.parametrize(
+  "changed, words",
+  [
+    (dict(difference=difference()), "at step 2, first in w. It has other randomness"),
+    (
+      dict(difference=difference(is_of_step=False, step=0)),
+      "after step 0, first in w. A run that is no train step initializes,",
+    ),
+    (dict(ends=[[6, 7], [5, 6]]), "after 5 train steps, the first run after 6. If a"),
+  ],
+)
+def test_programs_that_differ_from_themselves_show_nothing(changed, words):
+  results = {"original": ORIGINAL, "mp_compat": notes(), "again": notes(**changed)}
+  status, (text,) = report.conclude(results, lambda run, index: {})
+  assert status == 2 and words in text
 
 
 @pytest.mark.parametrize(
   "changed, status, words",
   [
     (dict(), 0, "Before it, the bits are the same; after it, nothing was compared."),
-    (dict(applied=["v"]), 0, "Before it, the bits are the same"),
+    (dict(changed=["v"]), 0, "Before it, the bits are the same"),
     # Something else explains the difference, or may do so.
-    (dict(applied=["v", "w"]), 2, "but applied another one that trains w, since"),
+    (dict(changed=["v", "w"]), 2, "but another step or run changed w since"),
     (
-      dict(names=[["w/Adam"], ["w/Adam"]], applied=["w"]),
+      dict(names=[["w/Adam"], ["w/Adam"]], changed=["w"]),
       2,
-      "but applied another one that trains w, since",
+      "but another step or run changed w since",
     ),
     (
-      dict(names=[["Adam/a/w/m"], ["Adam/a/w/m"]], applied=["w", "a/w"]),
+      dict(names=[["Adam/a/w/m"], ["Adam/a/w/m"]], changed=["w", "a/w"]),
       2,
       "Whether the program trains the same without loss scaling is not known.",
     ),
-    (dict(names=[["w1"], ["w1"]], applied=["w"]), 0, "Before it, the bits are"),
+    (dict(names=[["w1"], ["w1"]], changed=["w"]), 0, "Before it, the bits are"),
     (
       dict(has_trained=False),
       2,
       "so no training was compared. Let the loss scale begin",
     ),
     (dict(skipped=[1, 1]), 1, "The reason is not known."),
-    (dict(kinds=["start", "start"]), 1, "restores or loads other values"),
+    (dict(is_of_step=False), 1, "initializes, restores or assigns other values"),
     (dict(names=[["w"], [None]]), 1, "The runs do not have the same variables."),
   ],
 )
@@ -237,17 +225,50 @@ SCALING_ERROR = "File 'x.py'\n  tf.train.experimental.DynamicLossScale()\nTypeEr
   ],
 )
 def test_failures_have_hints(run, result, error, words):
-  text = report.hint(run, ALL, result, error)
+  text = report.hint(run, ALL, {run: result}, error)
   assert words in text and bool(words) == bool(text)
 
 
-def test_another_end_is_a_difference():
-  results = {
-    "original": notes(compared=False, steps=7),
-    "without": notes(ends=[7, 6]),
-  }
+def test_failures_after_other_starts_name_folders():
+  found = difference(is_of_step=False, step=0)
+  results = {"original": ORIGINAL, "mp_compat": notes(difference=found), "again": {}}
+  assert "Before, after step 0: A run" in report.hint("again", ALL, results, "")
+
+
+@pytest.mark.parametrize(
+  "ends, words",
+  [
+    ([[7, 8], [6, 7]], "it ended after 6 train steps, the first run after 7."),
+    ([[6, 7], [6, 9]], "values were recorded 9 times, in the first run 7."),
+  ],
+)
+def test_another_end_is_a_difference(ends, words):
+  results = {"original": ORIGINAL, "without": notes(ends=ends)}
   got, lines = report.conclude(results, lambda run, index: {})
-  assert got == 1 and "The reason is not known" in "\n".join(lines)
+  assert got == 1 and words in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+  "changed, expected",
+  [
+    (dict(), []),
+    (dict(steps=5, records={"MainThread": 6}), [[6, 7], [5, 6]]),
+    (dict(records={"MainThread": 8}), [[6, 7], [6, 8]]),
+    (dict(records={"MainThread": 7, "t": 1}), [[6, 7], [6, 8]]),
+    (dict(records={"MainThread": 8}, difference=difference()), []),
+  ],
+)
+def test_ends_differ_without_another_difference(changed, expected):
+  assert report.ends(notes(**changed), ORIGINAL, 100) == expected
+
+
+@pytest.mark.parametrize(
+  "records, expected",
+  [({"MainThread": 7, "t": 1}, []), ({"MainThread": 8}, [[6, 7], [6, 8]])],
+)
+def test_only_main_thread_has_all_records_at_the_limit(records, expected):
+  """Other threads may have come to any place when the last step ends the program."""
+  assert report.ends(notes(records=records), ORIGINAL, 6) == expected
 
 
 def test_ends_are_compared_with_every():
@@ -269,43 +290,29 @@ def test_large_scales_have_documented_reason():
   assert "2**126" not in conclude(values, difference=difference(names=names))[1]
 
 
-def test_other_changes_of_variables_are_told():
-  results = {
-    "original": notes(assignments=5, assigned=["w"]),
-    "mp_compat": notes(assignments=5, processes=True),
-  }
+def test_other_processes_are_told():
+  results = {"original": ORIGINAL, "mp_compat": notes(processes=True)}
   _, lines = report.conclude(results, lambda run, index: {})
-  assert lines[1:] == [
-    "Runs that are no train steps changed w, too: compared after 5 of them.",
-    "The program ran other processes, which are not compared.",
-  ]
+  assert lines[1:] == ["The program ran other processes, which are not compared."]
 
 
-def line(kind="step", digests=(1,), assigned=()):
-  return {
-    "kind": kind,
-    "digests": list(digests),
-    "assigned": list(assigned),
-    "skipped": 0,
-    "applied": [],
-    "global_step": None,
-  }
+def line(digests=(1,), steps=1):
+  return {"steps": steps, "digests": list(digests), "skipped": 0, "changed": []}
 
 
-def test_records_differ_by_kind_and_values():
+def test_records_differ_by_values():
   variables = recording.Variables({"w": [2]}, {})
   reference = recording.Record(variables, line())
-  for other, is_unseen in [
+  for other, is_of_step in [
     (line(), None),
-    (line("start"), None),  # A session begins elsewhere, with the same values.
-    (line(digests=[2]), False),
-    (line("assignment", assigned=["w"]), True),
-    (line("assignment"), None),  # to other variables
-    (line("assignment", digests=[2]), False),
+    (line(steps=0), None),
+    (line(digests=[2]), True),
+    (line(digests=[2], steps=0), False),
   ]:
     record = recording.Record(variables, other)
-    found = recording.difference(reference, record, "3", 2, True, True)
-    assert (found and found.is_unseen_training) is is_unseen
+    for pair in [(reference, record), (record, reference)]:
+      found = recording.difference(*pair, "3", 2, True, True)
+      assert (found and found.is_of_step) is is_of_step
 
 
 def test_records_are_found_in_any_order(tmp_path):
@@ -313,9 +320,13 @@ def test_records_are_found_in_any_order(tmp_path):
   path = tmp_path / "recording"
   variables = {"shapes": {"w": [2]}, "state": {}}
   lines = [{"graph": 0, "variables": variables}]
-  lines += [{"graph": 0, **line(), "index": index} for index in ("a.0", "b.0", "a.1")]
+  lines += [
+    {"graph": 0, **line(), "index": index} for index in ("a.0.0", "b.0.0", "a.0.1")
+  ]
   path.write_text("\n".join(json.dumps(each) for each in lines))
   reference = recording.Reference(str(path))
-  for index in ("b.0", "a.0", "a.1"):
+  for index in ("b.0.0", "a.0.0", "a.0.1"):
     assert reference.take(index).line["index"] == index
-  assert reference.take("a.2") is None
+  for index, is_lacking in [("a.0.2", False), ("c.0.0", True)]:
+    assert reference.take(index) is None
+    assert reference.lacks_thread(index) is is_lacking

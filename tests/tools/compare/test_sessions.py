@@ -4,7 +4,6 @@ change, and how these are read.
 
 import numpy as np
 import pytest
-import tensorflow
 
 import mp_compat
 from mp_compat._tensorflow import trackable
@@ -61,7 +60,7 @@ def effects(*elements, fed=()):
   )
   assert not any(step.is_marked for step in found.steps)
   return (
-    found.change.written,
+    found.written,
     frozenset().union(*[step.variables for step in found.steps]),
     found.decisions,
   )
@@ -328,12 +327,12 @@ def test_imported_steps_are_found(graph):
     with tf.Graph().as_default() as imported:
       tf.import_graph_def(graph.as_graph_def(), name=prefix)
       fetched = imported.get_operation_by_name(prefix + op.name)
-      assert run_effects.effects_of(imported, [fetched]).change.unseen == {prefix + "w"}
+      assert not run_effects.effects_of(imported, [fetched]).steps
       for _ in range(2):  # The second finds nothing new.
         steps.find_imported(imported, known)
       found = run_effects.effects_of(imported, [fetched])
       assert [step.variables for step in found.steps] == [{prefix + "w"}] * 2
-      assert not found.change.unseen and len(found.decisions) == 1
+      assert len(found.decisions) == 1
       assert steps.trained_variables(imported) == {prefix + "w"}
   before = len(run_effects.effects_of(graph, [op]).steps)
   steps.find_imported(graph, known)  # They were built here.
@@ -390,58 +389,7 @@ def test_marks_read_one_gradient():
   assert built[0].count("Reshape") == built[0].count("StridedSlice") == 1
 
 
-def test_initializations_depend_on_no_variable(graph):
-  op = minimize(tf.placeholder(tf.float32, []))
-  w = tf.global_variables("w")[0]
-  value = tf.placeholder(tf.float32, [])
-  average = tf.train.ExponentialMovingAverage(0.9)
-  average_op = average.apply([w])
-  saver = tf.train.Saver()
-  initializations = [
-    tf.global_variables_initializer(),  # that of the average reads `w`
-    graph.as_graph_element(saver.saver_def.restore_op_name),
-    tf.assign(w, value),
-    tf.group(tf.assign(w, value), w.initializer),
-  ]
-  others = [tf.assign(w, w * 0.5), tf.assign_add(w, value), average_op, op, value + 1.0]
-  for element in initializations + others:
-    change = run_effects.effects_of(graph, [element]).change
-    assert change.is_initialization == (element in initializations), element
-
-
-def test_variables_of_steps_count_as_trained(graph):
-  x = tf.placeholder(tf.float32, [])
-  w, v, rate = [
-    tf.get_variable(name, [], trainable=name != "rate") for name in ("w", "v", "rate")
-  ]
-  assert run_effects.trained_variables(graph) == {"w", "v", "rate"}
-  tf.train.GradientDescentOptimizer(0.1).minimize(x * w, var_list=[w])
-  assert run_effects.trained_variables(graph) == {"w"}
-  tf.train.GradientDescentOptimizer(0.1).minimize(x * rate * v, var_list=[rate])
-  assert run_effects.trained_variables(graph) == {"w", "rate"}
-
-
-def test_training_outside_of_steps_is_told(graph):
-  x = tf.placeholder(tf.float32, [])
-  w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
-  op = tf.train.GradientDescentOptimizer(0.1).minimize(x * w)
-  (applying,) = [each for each in graph.get_operations() if "Apply" in each.type]
-  assert not run_effects.effects_of(graph, [op]).change.unseen
-  assert run_effects.effects_of(graph, [applying]).change.unseen == {"w"}
-  assert not run_effects.effects_of(graph, [w.initializer]).change.unseen
-
-
-def test_variables_of_saved_models_are_initialized(graph, tmp_path):
-  with testing.eager_mode():
-    module = tensorflow.Module()
-    module.v = tensorflow.Variable([1.0, 2.0])
-    tensorflow.compat.v2.saved_model.save(module, str(tmp_path))
-  tensorflow.compat.v2.saved_model.load(str(tmp_path))
-  change = run_effects.effects_of(graph, [tf.global_variables_initializer()]).change
-  assert change.is_initialization and len(change.written) == 1
-
-
-def test_training_in_functions_outside_of_steps_is_told(graph):
+def test_functions_change_variables():
   x = tf.placeholder(tf.float32, [])
   w = tf.get_variable("w", [], use_resource=True)
 
@@ -455,8 +403,7 @@ def test_training_in_functions_outside_of_steps_is_told(graph):
     w.assign(x)
     return x
 
-  assert run_effects.effects_of(graph, [train()]).change.unseen == {"w"}
-  assert not run_effects.effects_of(graph, [assign()]).change.unseen
+  assert effects(train()) == effects(assign()) == ({"w"}, frozenset(), [])
 
 
 def test_fed_tensors_execute_nothing():

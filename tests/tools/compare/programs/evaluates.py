@@ -63,7 +63,8 @@ def evaluate_again():
 
 with tf.Session() as sess:
   sess.run(tf.global_variables_initializer())
-  thread = threading.Thread(target=evaluate_again)
+  name = os.environ["MP_COMPAT_RUN"] if "renamed" in args else None
+  thread = threading.Thread(target=evaluate_again, name=name)
   if "thread" in args:
     saver.save(sess, "./model")
     thread.start()
