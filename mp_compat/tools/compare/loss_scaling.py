@@ -74,8 +74,9 @@ def _always_applying(
   @functools.wraps(decide)
   def decide_to_apply(*args: Any, **kwargs: Any) -> step.Decision:
     decision = decide(*args, **kwargs)
-    # tensors: programs fetch them
-    return decision._replace(apply=[tf.constant(True) for _ in decision.apply])
+    # A tensor: programs fetch it. One for all: steps with the same decision may read
+    # gradients of each other.
+    return decision._replace(apply=[tf.constant(True)] * len(decision.apply))
 
   return decide_to_apply
 
