@@ -768,7 +768,11 @@ _ROWS = {
   ],
   "tools/compare/training": [
     ("Interval.add", "name", "execution.applied is not False", "execution.applied"),
-    ("Interval.add", "statement", "self.assigned", "pass"),
+    ("Interval.add", "statement", "written", "pass"),
+  ],
+  "monitoring/step_hook": [
+    ("StepHook._steps_to_observe", "test", "is_readable", "True"),
+    ("StepHook.after_run", "test", "attempted", "True"),
   ],
   "training/recorded": [
     ("add", "name", "optimizers_of_replicas", "_[:1]"),
