@@ -382,11 +382,11 @@ def matrix(session, version):
 
 @nox.session(venv_backend="none", tags=["nightly", "versions"])
 def version_table(session):
-  """Writes the table of versions in docs/guarantees.md from the reports of the tests
+  """Writes the table of versions in CONTRIBUTING.md from the reports of the tests
   that ran, and prints it.
   """
   session.run("python", "tools/version_table.py")
-  session.run("git", "diff", "docs/guarantees.md")
+  session.run("git", "diff", "CONTRIBUTING.md")
 
 
 @nox.session(python="3.13", tags=["nightly"])

@@ -112,7 +112,7 @@ def test_examples_in_docstrings_print_what_they_show(name):
 
 
 def test_all_programs_are_found():
-  assert len(list(program_cases())) == 16
+  assert len(list(program_cases())) == 17
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ QUESTIONS = [
   ),
   Question(
     "CheckNumerics Tensor had Inf/NaN values",
-    "troubleshooting#invalidargumenterror-checknumerics-tensor-had-infnan-values",
+    "troubleshooting#checknumerics-tensor-had-infnan-values",
     "ends at the first overflow",
   ),
   Question(
