@@ -114,7 +114,7 @@ _TEXT = re.compile(
     "|".join(map(re.escape, names.MODULES))
   )
 )
-# A setting that lets TensorFlow cast the graph: in the environment, or in a RewriterConfig.
+# Settings that let TensorFlow cast the graph: in the environment or a RewriterConfig.
 _AUTOMATIC_CASTS = re.compile(r"TF_ENABLE_AUTO_MIXED_PRECISION\w*|auto_mixed_precision")
 _PUBLIC_EQUIVALENTS = {
   "_optimizer": "inner_optimizer",
