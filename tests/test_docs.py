@@ -285,7 +285,9 @@ QUESTIONS = [
     "give each optimizer a scale of its own",
   ),
   Question(
-    "loss scale in TensorBoard", "monitoring#the-loss-scale-in-tensorboard", "`loss_scale_hook/scale`"
+    "loss scale in TensorBoard",
+    "monitoring#the-loss-scale-in-tensorboard",
+    "`loss_scale_hook/scale`",
   ),
   Question(
     "bfloat16 on A100, loss scaling needed",

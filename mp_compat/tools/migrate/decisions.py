@@ -390,10 +390,10 @@ def _in_contrib(source: ParsedSource) -> Iterator[_Found]:
 def _in_settings(source: ParsedSource) -> Iterator[_Found]:
   """Finds settings that cast the graph without scaling the loss.
 
-      os.environ["TF_ENABLE_AUTO_MIXED_PRECISION"] = "1"
-      config.graph_options.rewrite_options.auto_mixed_precision = 1
-      RewriterConfig(auto_mixed_precision=1)
-      tf.config.optimizer.set_experimental_options({"auto_mixed_precision": True})
+  os.environ["TF_ENABLE_AUTO_MIXED_PRECISION"] = "1"
+  config.graph_options.rewrite_options.auto_mixed_precision = 1
+  RewriterConfig(auto_mixed_precision=1)
+  tf.config.optimizer.set_experimental_options({"auto_mixed_precision": True})
   """
   for string in source.find(cst.SimpleString):
     if _AUTOMATIC_CASTS.fullmatch(string.raw_value):
