@@ -169,9 +169,16 @@ def types(session):
 
 @nox.session(python="3.11", tags=["commit"])
 def docs(session):
-  """Builds the documentation in site/; warnings, such as broken links, are errors."""
+  """Builds the documentation in site/; warnings, such as broken links, are errors.
+  Tests its search.
+  """
   session.install(
-    "mkdocs-material==9.8.1", "mkdocstrings-python==2.0.11", "ruff==0.17.6"
+    "mkdocs-material==9.8.1",
+    "mkdocstrings-python==2.0.11",
+    "ruff==0.17.6",
+    "mini-racer==0.14.1",  # runs the search of the site
+    "hypothesis",
+    "pytest",
   )
   session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
   for page in glob.glob("site/**/*.html", recursive=True):
@@ -182,6 +189,7 @@ def docs(session):
             page
           )
         )
+  _pytest(session, "tests/test_docs.py", "-k", "search or answer")
 
 
 @nox.session(python=[PYTHON], tags=["commit"])
@@ -374,11 +382,11 @@ def matrix(session, version):
 
 @nox.session(venv_backend="none", tags=["nightly", "versions"])
 def version_table(session):
-  """Writes the table of versions in docs/guarantees.md from the reports of the tests
+  """Writes the table of versions in CONTRIBUTING.md from the reports of the tests
   that ran, and prints it.
   """
   session.run("python", "tools/version_table.py")
-  session.run("git", "diff", "docs/guarantees.md")
+  session.run("git", "diff", "CONTRIBUTING.md")
 
 
 @nox.session(python="3.13", tags=["nightly"])

@@ -26,6 +26,10 @@ scale, and compare what observes it: `plain` with nothing, the hooks (GradientRa
 with a record in every step and in none but the first), and what is fetched with the
 train op. Hooks count as built with the graph.
 
+The workloads whose names end in +dtypes compare float32 (`plain`) with float16 and a
+dynamic scale: small models, because old versions of TensorFlow take long for float16
+on CPUs.
+
 Prints for each variant:
 
     ms, quartiles           the median and the quartiles of the time of a step
@@ -120,6 +124,7 @@ CLIPS = {
 ROWS = 4096  # rows of the embedding that have a gradient
 WORKLOADS = list(SHAPES) + ["embedding", "model-dense", "model-convolutions"]
 WORKLOADS += ["model-dense+monitoring", "model-layers+monitoring"]
+WORKLOADS += ["model-small-dense+dtypes", "model-small-convolutions+dtypes"]
 WORKLOADS += [
   name + "+" + clip
   for name in ("resnet50", "bert-base", "small-1000", "small-4000")
@@ -185,15 +190,14 @@ def model_loss(workload):
         )
         hidden += 0.1 * tf.nn.relu(tf.matmul(hidden, kernel))
     return tf.reduce_mean(tf.square(tf.cast(hidden, tf.float32)))
-  if workload == "model-dense":
-    hidden, shape, layer = (
-      tf.random_normal([1024, 1024], seed=1),
-      [1024, 1024],
-      tf.matmul,
-    )
+  small = workload.startswith("model-small-")
+  if workload.endswith("dense"):
+    width = 256 if small else 1024
+    inputs, shape, layer = [width, width], [width, width], tf.matmul
   else:
-    hidden, shape = tf.random_normal([16, 64, 64, 32], seed=1), [3, 3, 32, 32]
+    inputs, shape = [4, 32, 32, 32] if small else [16, 64, 64, 32], [3, 3, 32, 32]
     layer = functools.partial(tf.nn.conv2d, strides=1, padding="SAME")
+  hidden = tf.random_normal(inputs, seed=1, dtype=tf.get_variable_scope().dtype)
   for index in range(8):
     kernel = tf.get_variable(
       "kernel_{}".format(index),
@@ -204,7 +208,7 @@ def model_loss(workload):
       "bias_{}".format(index), shape[-1:], initializer=tf.zeros_initializer()
     )
     hidden = tf.nn.relu(layer(hidden, kernel) + bias)
-  return tf.reduce_mean(tf.square(hidden))
+  return tf.reduce_mean(tf.square(tf.cast(hidden, tf.float32)))
 
 
 def make_task(workload):
@@ -368,6 +372,11 @@ def variants(workload):
   """Returns functions of an optimizer that wrap it, by name."""
   if workload.endswith("+monitoring"):
     return observed_variants()
+  if workload.endswith("+dtypes"):
+    return {
+      "plain": lambda opt: opt,
+      "float16": lambda opt: mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
+    }
   made = {
     "plain": lambda opt: opt,
     "barrier": Barrier,
@@ -410,7 +419,12 @@ class Built:
   def __init__(self, workload, optimizer, variant, threads):
     with tf.Graph().as_default() as graph:
       tf.set_random_seed(1)
-      with tf.variable_scope("", use_resource=True):
+      with tf.variable_scope(
+        "",
+        use_resource=True,
+        dtype=tf.float16 if variant == "float16" else tf.float32,
+        custom_getter=mp_compat.float32_variable_storage_getter,
+      ):
         variables, loss, extend = make_task(workload.partition("+")[0])
         began = time.perf_counter()
         wrapped = variants(workload)[variant](OPTIMIZERS[optimizer](extend))

@@ -1,4 +1,4 @@
-"""Writes the table of TensorFlow versions in docs/guarantees.md, from noxfile.py and
+"""Writes the table of TensorFlow versions in CONTRIBUTING.md, from noxfile.py and
 the reports of nox in reports/.
 
 A version keeps its last full run in the table until there is a report of a later one. A
@@ -16,7 +16,7 @@ import sys
 import xml.etree.ElementTree
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PAGE = os.path.join(ROOT, "docs", "guarantees.md")
+PAGE = os.path.join(ROOT, "CONTRIBUTING.md")
 sys.path.insert(0, ROOT)
 
 import noxfile  # noqa: E402

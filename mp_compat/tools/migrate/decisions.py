@@ -13,6 +13,7 @@ Each has a kind, such as these; `REMEDIES` has what to do about all kinds:
     private-state       opt._loss_scale, scale._num_good_steps
     fixed-scale         tf.train.experimental.FixedLossScale(128)
     sparse-gradients    tf.contrib.mixed_precision.LossScaleOptimizer(opt, manager)
+    automatic-casts     os.environ["TF_ENABLE_AUTO_MIXED_PRECISION"] = "1"
     name-taken          mp_compat = None
     guard               try: tf.train.experimental.LossScale; except AttributeError: ...
     unresolved          import tensorflow.contrib.mixed_precision as mp
@@ -83,6 +84,10 @@ REMEDIES: Dict[str, str] = {
     "TensorFlow's current Keras class is not changed; "
     "mp_compat.keras.LossScaleOptimizer replaces it"
   ),
+  "automatic-casts": (
+    "this lets TensorFlow cast the graph to float16, but scales no loss; wrap the "
+    "optimizer, too: mp_compat.enable_mixed_precision_graph_rewrite(opt) does both"
+  ),
   "name-taken": (
     "the name mp_compat may be something else here; import it without an alternative "
     "and migrate again"
@@ -109,6 +114,8 @@ _TEXT = re.compile(
     "|".join(map(re.escape, names.MODULES))
   )
 )
+# Settings that let TensorFlow cast the graph: in the environment or a RewriterConfig.
+_AUTOMATIC_CASTS = re.compile(r"TF_ENABLE_AUTO_MIXED_PRECISION\w*|auto_mixed_precision")
 _PUBLIC_EQUIVALENTS = {
   "_optimizer": "inner_optimizer",
   "_opt": "inner_optimizer",
@@ -197,6 +204,7 @@ def find(source: ParsedSource, texts: Dict[cst.CSTNode, str]) -> List[Decision]:
     _in_calls(source),
     _in_private_names(source),
     _in_contrib(source),
+    _in_settings(source),
   )
   decisions = set()
   for found in itertools.chain(*searches):
@@ -377,6 +385,25 @@ def _in_contrib(source: ParsedSource) -> Iterator[_Found]:
   for node in _optimizers(source):
     if _CONTRIB in source.meanings(node):
       yield _Found(node, "sparse-gradients")
+
+
+def _in_settings(source: ParsedSource) -> Iterator[_Found]:
+  """Finds settings that cast the graph without scaling the loss.
+
+  os.environ["TF_ENABLE_AUTO_MIXED_PRECISION"] = "1"
+  config.graph_options.rewrite_options.auto_mixed_precision = 1
+  RewriterConfig(auto_mixed_precision=1)
+  tf.config.optimizer.set_experimental_options({"auto_mixed_precision": True})
+  """
+  for string in source.find(cst.SimpleString):
+    if _AUTOMATIC_CASTS.fullmatch(string.raw_value):
+      yield _Found(string, "automatic-casts")
+  for attribute in source.find(cst.Attribute):
+    if attribute.attr.value == "auto_mixed_precision":
+      yield _Found(attribute, "automatic-casts")
+  for argument in source.find(cst.Arg):
+    if argument.keyword and argument.keyword.value == "auto_mixed_precision":
+      yield _Found(argument, "automatic-casts")
 
 
 def _kinds_of(source: ParsedSource, call: cst.Call) -> Iterator[str]:

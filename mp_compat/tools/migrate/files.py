@@ -16,7 +16,7 @@ from mp_compat.tools.migrate.rewriting import Edit
 # A text that matches none of these has no old names.
 MENTIONS = re.compile(
   r"LossScale|graph_rewrite|loss_scale_wrapper|train(ing)?(\.| +import .*)experimental"
-  r"|mixed_precision"
+  r"|mixed_precision|AUTO_MIXED_PRECISION"
 )
 _STRING = re.compile(r'("(?:[^"\\]|\\.)*")')  # in JSON
 _IPYTHON_LINE = re.compile(r"^([ \t]*)[%!]", re.M)

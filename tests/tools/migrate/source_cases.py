@@ -222,6 +222,23 @@ DECISIONS = [
 # Sources below "import tensorflow as tf", with their only decision: its kind and what
 # to write.
 ONE_DECISION = [
+  ('os.environ["TF_ENABLE_AUTO_MIXED_PRECISION"] = "1"\n', "automatic-casts", ""),
+  (
+    'os.environ.setdefault("TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE", "1")\n',
+    "automatic-casts",
+    "",
+  ),
+  (
+    "config.graph_options.rewrite_options.auto_mixed_precision = 1\n",
+    "automatic-casts",
+    "",
+  ),
+  ("options = RewriterConfig(auto_mixed_precision=on)\n", "automatic-casts", ""),
+  (
+    'tf.config.optimizer.set_experimental_options({"auto_mixed_precision": True})\n',
+    "automatic-casts",
+    "",
+  ),
   (
     "try: from tensorflow.train.experimental import LossScale\nexcept ImportError: LossScale = None\n",
     "guard",
