@@ -23,6 +23,8 @@ GRADIENT = 1e-9  # underflows in float16
 
 
 def each_optimizer(families):
+  """Returns a decorator: by default Adam of each family, others of one."""
+  by_default = ("Adam", "averages-newer", "SGD-keras3")
   return pytest.mark.parametrize(
     "family,name",
     [
@@ -30,7 +32,9 @@ def each_optimizer(families):
         family,
         name,
         id="{}-{}".format(family.name, name),
-        marks=[pytest.mark.matrix] * (name == "Adagrad"),
+        marks=[]
+        if name in by_default or "{}-{}".format(name, family.name) in by_default
+        else [pytest.mark.matrix],
       )
       for family in families
       for name in sorted(OPTIMIZERS)
