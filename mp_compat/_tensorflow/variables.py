@@ -5,6 +5,8 @@ variables.
 
 from typing import Any, Optional, Set, Tuple
 
+from tensorflow.core.framework import variable_pb2
+
 from mp_compat._tensorflow import tf
 
 
@@ -49,3 +51,13 @@ def save_slice_info(variable: tf.Variable) -> Optional[Any]:
   `full_shape`, `var_offset` and `var_shape`; None for other variables.
   """
   return variable._get_save_slice_info()
+
+
+def trainable_names(meta_graph: tf.MetaGraphDef) -> Set[str]:
+  """Returns the names of the trainable variables of a graph."""
+  names: Set[str] = set()
+  collection = meta_graph.collection_def[tf.GraphKeys.TRAINABLE_VARIABLES]
+  for variable in collection.bytes_list.value:
+    definition = variable_pb2.VariableDef.FromString(variable)
+    names.add(definition.variable_name.rpartition(":")[0])
+  return names

@@ -25,6 +25,7 @@ from google.protobuf import message
 import numpy as np
 
 from mp_compat._tensorflow import tf
+from mp_compat._tensorflow import variables as tf_variables
 from mp_compat.core import loss_scale
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
@@ -184,11 +185,13 @@ class Checkpoint:
     order the program created them, and the name scopes that TensorFlow's class dropped.
     """
     if self._variables is None:
-      nodes = _nodes("{}.meta".format(self.path))
+      meta_graph = _meta_graph("{}.meta".format(self.path))
+      nodes = meta_graph.graph_def.node
       names = [node.name for node in nodes if node.op in _VARIABLES]
       order = [name for name in names if name in self.shapes]
+      weights = tf_variables.trainable_names(meta_graph)
       self._variables = matching.Variables(
-        self.shapes, order, scopes=_lost_scopes(nodes)
+        self.shapes, order, scopes=_lost_scopes(nodes), weights=weights
       )
     return self._variables
 
@@ -198,16 +201,15 @@ class Checkpoint:
     return self.variables._replace(shapes=shapes)
 
 
-def _nodes(path: str) -> List[tf.NodeDef]:
-  """Returns the ops in a `.meta` file; [] if it is missing or damaged."""
+def _meta_graph(path: str) -> tf.MetaGraphDef:
+  """Returns the graph in a `.meta` file; an empty one if it is missing or damaged."""
   if not tf.gfile.Exists(path):
-    return []
+    return tf.MetaGraphDef()
   try:
     with tf.gfile.GFile(path, "rb") as file:
-      meta_graph = tf.MetaGraphDef.FromString(file.read())
+      return tf.MetaGraphDef.FromString(file.read())
   except (tf.errors.OpError, message.DecodeError):
-    return []
-  return list(meta_graph.graph_def.node)
+    return tf.MetaGraphDef()
 
 
 def _lost_scopes(nodes: Iterable[tf.NodeDef]) -> Dict[str, str]:
@@ -298,10 +300,17 @@ def _graph_variables(
   kinds = loss_scale.kinds_of_created(graph)
   shapes = {name: shape for name, (_, shape) in variables.items()}
   order = sorted(shapes, key=lambda name: place[variables[name][0]])
+  trainable = graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)
+  weights = set(map(op_name, trainable))
   kinds_by_name = {
     name: kinds[op] for name, (op, _) in variables.items() if op in kinds
   }
-  return matching.Variables(shapes, order, kinds_by_name)
+  return matching.Variables(
+    shapes,
+    order,
+    kinds_by_name,
+    weights={name for name, (op, _) in variables.items() if op in weights},
+  )
 
 
 def ambiguity(match: matching.Match, path: str, remedy: str = "") -> str:
@@ -446,12 +455,16 @@ class _Reader:
 
 def _plain_names(checkpoint: Checkpoint) -> Dict[str, str]:
   """Returns the names in a checkpoint by those without loss scaling; {} if these are
-  not certain.
+  not certain, or one is that of another variable in the checkpoint.
   """
   try:
     names = translation.translate(
       checkpoint.variables, naming_schemes.PLAIN.name, checkpoint.have_equal_values
     )
   except ValueError:
+    return {}
+  if any(
+    name in checkpoint.shapes and name != source for name, source in names.items()
+  ):
     return {}
   return {name: source for name, source in names.items() if source}

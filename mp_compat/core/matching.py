@@ -10,7 +10,8 @@ have other names in each naming scheme, and one name can be that of two optimize
     Adam without loss scaling              beta1_power_1    beta1_power
 
 So all variables of a kind (`beta1_power`) are compared at once, and so are those of
-loss scales in one role. `match` has the rule.
+loss scales in one role. `match` has the rule. Weights and slots have one name in all
+naming schemes: a scope of a model may be called "cond", too.
 """
 
 import collections
@@ -18,6 +19,7 @@ import re
 from types import MappingProxyType
 from typing import (
   Callable,
+  Container,
   Dict,
   Hashable,
   Iterable,
@@ -57,12 +59,14 @@ class Variables(NamedTuple):
       package have them.
     scopes: The name scopes in which optimizers apply gradients, by the names of
       variables whose names have lost them.
+    weights: The names of trainable variables, as far as they are known.
   """
 
   shapes: naming_schemes.Shapes
   order: Sequence[str] = ()
   loss_scales: Mapping[str, str] = MappingProxyType({})
   scopes: Mapping[str, str] = MappingProxyType({})
+  weights: Container[str] = frozenset()
 
 
 class Match(NamedTuple):
@@ -93,7 +97,8 @@ class Kind(NamedTuple):
 
 
 class Member(NamedTuple):
-  """A variable of a kind. Those of one form sort in the order of creation.
+  """A variable of a kind. Names that differ in numbers only sort in the order of
+  creation.
 
   Attributes:
     position: Its place in the order of creation; -1 if it is not known.
@@ -156,7 +161,8 @@ def match(
   found_kinds = kinds(found)
   for kind, members in kinds(graph).items():
     others = found_kinds.get(kind, [])
-    if is_renamed(kind, members + others):
+    # The graph of this package tells what optimizers created; of others, names do.
+    if is_renamed(kind, members if graph.loss_scales else members + others):
       for member in members:
         matched.names.pop(member.name, None)
       _match_kind(kind, members, others, have_equal_values, matched)
@@ -167,13 +173,14 @@ def match(
 
 
 def kinds(variables: Variables) -> Dict[Kind, Members]:
-  """Returns the variables by kind, sorted by the order of creation, as far as it is
-  known.
+  """Returns the variables that optimizers and loss scales may create, by kind, sorted
+  by the order of creation, as far as it is known.
 
-  Conditionals in names are those of loss scaling only if there is a loss scale, but for
-  Adam's powers, which only an optimizer creates.
+  Those are the variables of loss scales, Adam's powers, and other scalars without
+  slots, whose conditionals are those of loss scaling only if there is a loss scale.
   """
   roles = naming_schemes.state(variables.shapes)
+  with_slots = {name.rpartition("/")[0] for name in variables.shapes}
   positions = {name: index for index, name in enumerate(variables.order)}
   result: Dict[Kind, Members] = collections.defaultdict(list)
   for name, shape in variables.shapes.items():
@@ -181,12 +188,16 @@ def kinds(variables: Variables) -> Dict[Kind, Members]:
     loss_scale = variables.loss_scales.get(name)
     if name in roles:
       parsed, loss_scale = parsed._replace(stem=roles[name]), None
-    elif parsed.stem in POWERS:
-      parsed = parsed._replace(scope=variables.scopes.get(name, parsed.scope))
-    else:
+    elif shape or name in with_slots or name.rpartition("/")[0] in variables.shapes:
+      continue  # a weight, or a slot
+    elif parsed.stem not in POWERS:
+      if name in variables.weights:
+        continue
       if not roles:
         parsed = parsed._replace(scope=name.rpartition("/")[0], conditionals=())
       parsed = _with_number(parsed)
+    if name in variables.scopes and name not in roles:
+      parsed = parsed._replace(scope=variables.scopes[name])
     alone = parsed.form
     if alone.depth and not variables.loss_scales:  # in a conditional of loss scaling
       alone, loss_scale = alone._replace(depth=alone.depth - 1), DYNAMIC
@@ -209,7 +220,7 @@ def _with_number(parsed: Name) -> Name:
 
 def is_renamed(kind: Kind, members: Members) -> bool:
   """Returns whether naming schemes can have other names for a kind of variables."""
-  if kind.is_state or (kind.stem in POWERS and not kind.shape):
+  if kind.is_state or kind.stem in POWERS:
     return True
   return any(member.loss_scale or member.form.depth for member in members)
 
@@ -244,6 +255,8 @@ def _match_kind(
     sources = [names[member.name] for names in fits if member.name in names]
     if not fits:
       sources = _in_scope_of(member, found)
+      if kind.is_state and not sources:  # A loss scale does not start anew unnoticed.
+        sources = [other.name for other in found]
     sources = list(dict.fromkeys(sources))
     unused = [source for source in sources if source not in used]
     is_complete = bool(fits) or len(found) >= len(members)
@@ -326,11 +339,11 @@ def _pair(
 
 def is_ordered(members: Members) -> bool:
   """Returns whether the order of creation is certain: it is known of each, or their
-  names have one form, in which numbers tell it.
+  names differ in numbers only, which tell it.
   """
   if all(member.position >= 0 for member in members):
     return True
-  return len({member.form for member in members}) < 2
+  return len({naming_schemes.without_numbers(member.name) for member in members}) < 2
 
 
 def _is_part(part: Members, whole: Members) -> bool:

@@ -179,7 +179,8 @@ _NUMBERED = re.compile(r"({})_(\d+)".format("|".join([*_ROLES, *POWERS])))
 
 
 class Name(NamedTuple):
-  """A variable's name, parsed. Names of one stem sort in the order of creation.
+  """A variable's name, parsed. Names that differ in numbers only sort in the order of
+  creation.
 
   Attributes:
     scope: Its name scopes, without those of conditionals: "head" of
@@ -216,6 +217,15 @@ def parse(name: str) -> Name:
   if numbered:
     stem, number = numbered.group(1), int(numbered.group(2))
   return Name("/".join(kept), tuple(conditionals), stem, number)
+
+
+def without_numbers(name: str) -> str:
+  """Returns a name without the numbers that tell the order of creation: "cond/a/power"
+  of "cond_1/a/power_2". Those in "cond/a" and in "a/cond" are counted apart.
+  """
+  *scopes, last = name.split("/")
+  kept = ["cond" if _CONDITIONAL.fullmatch(scope) else scope for scope in scopes]
+  return "/".join([*kept, re.sub(r"_\d+$", "", last)])
 
 
 def join(scope: str, stem: str, number: int = 0) -> str:

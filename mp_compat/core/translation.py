@@ -44,14 +44,16 @@ def translate(
   keeps_names = scheme is naming_schemes.recognize(found.shapes)
   state: Members = []
   optimizers: List[Members] = []  # by kind
-  result: Dict[str, Optional[str]] = {}
+  result: Dict[str, Optional[str]] = {name: name for name in found.shapes}
   for kind, members in matching.kinds(found).items():
+    if not matching.is_renamed(kind, members):
+      continue
     if kind.is_state:
       state += members
-    elif matching.is_renamed(kind, members):
-      optimizers.append(members)
     else:
-      result.update((member.name, member.name) for member in members)
+      optimizers.append(members)
+    for member in members:
+      del result[member.name]
   scopes = {member.scope for member in state}
   translated = _names_of_state(state, scheme)
   if scheme.state and not state:

@@ -495,3 +495,45 @@ def test_saver_takes_casts_for_their_variables(as_dict, partitioner, tmp_path):
   assert reader.get_variable_to_dtype_map() == {"w": tf.float32}
   assert list(checkpoints.name_map(path, [w])) == ["w"]
   assert "w" in checkpoints.assignment_map(path, {"w": w})
+
+
+def save_blocks(path, scopes):
+  """Saves a scaled model with one weight, the number of the scope, in each scope."""
+  with tf.Graph().as_default(), testing.session() as sess:
+    make_blocks(scopes)
+    sess.run(tf.global_variables_initializer())
+    checkpoints.Saver().save(sess, path)
+
+
+def make_blocks(scopes):
+  made = []
+  for number, scope in enumerate(scopes):
+    with tf.variable_scope(scope):
+      made.append(tf.get_variable("w", initializer=float(number), use_resource=True))
+  opt = mp_compat.MixedPrecisionLossScaleOptimizer(
+    tf.train.GradientDescentOptimizer(0.1), "dynamic"
+  )
+  opt.minimize(tf.add_n(made))
+  return made
+
+
+@pytest.mark.parametrize("to", ["mp_compat", "plain"])
+def test_weights_in_scopes_that_are_called_cond_are_kept(to, tmp_path):
+  paths = [str(tmp_path / name) for name in ("model", "converted")]
+  scopes = ["cond/k", "k", "g/cond"]
+  save_blocks(paths[0], scopes)
+  checkpoints.convert(*paths, to=to)
+  made = make_blocks(reversed(scopes))
+  with testing.session() as sess:
+    tf.train.Saver(made).restore(sess, paths[1])
+    assert sess.run(made) == [2.0, 1.0, 0.0]
+
+
+def test_a_block_that_was_added_is_missing(tmp_path):
+  path = str(tmp_path / "model")
+  save_blocks(path, ["g/cond", "g/cond_1"])
+  make_blocks(["g/cond_1", "g/cond_2"])
+  with testing.session() as sess, pytest.raises(
+    tf.errors.NotFoundError, match="g/cond_2/w. It has: "
+  ):
+    checkpoints.Saver().restore(sess, path)

@@ -6,6 +6,7 @@ from mp_compat.core import matching
 from mp_compat.core import naming_schemes
 from mp_compat.core import translation
 from mp_compat.core.matching import Variables
+from mp_compat.core.naming_schemes import DYNAMIC
 from tests.core.test_naming_schemes import CONTRIB_V1
 from tests.core.test_naming_schemes import OURS
 from tests.core.test_naming_schemes import PLAIN
@@ -98,7 +99,7 @@ def translate(names, to, meta=""):
     (
       "gen/current_loss_scale disc/current_loss_scale",
       "g/current_loss_scale d/current_loss_scale",
-      "- -",
+      "? ?",
     ),
     ("beta1_power beta1_power_1", "g/beta1_power d/beta1_power", "? ?"),
     ("gen/beta1_power disc/beta1_power", "beta1_power beta1_power_1", "? ?"),
@@ -303,13 +304,66 @@ def test_matching_respects_shapes_and_scopes():
     ).names
 
   state = {"current_loss_scale": []}
-  assert names({"a/kernel": [2]}, dict(state, **{"a/cond/kernel": [2]})) == {
-    "a/kernel": "a/cond/kernel"
+  assert names({"a/count": []}, dict(state, **{"a/cond/count": []})) == {
+    "a/count": "a/cond/count"
   }
-  assert names({"a/kernel": [2]}, dict(state, **{"a/cond/kernel": [3]})) == {}
+  assert names({"a/count": []}, dict(state, **{"a/cond/count": [3]})) == {}
   assert names({"a/kernel": [2]}, {"b/kernel": [2]}) == {}
   assert names({"a/temperature": []}, {"b/temperature": []}) == {}
   assert names({"a/beta1_power": [1]}, {"beta1_power": [1]}) == {}
+
+
+# Weights of a model with scopes that are called "cond", and slots of one.
+WEIGHTS = dict.fromkeys(["cond/k/w", "k/w", "g/cond/w", "g/cond/w/Adam"], (2,))
+SCALARS = dict.fromkeys(["cond/t", "cond/t/Adam", "cond_1/t", "cond_1/t/Adam"], SCALAR)
+STATE = dict.fromkeys(["current_loss_scale", "good_steps"], SCALAR)
+
+
+@pytest.mark.parametrize("to", naming_schemes.SCHEMES)
+@pytest.mark.parametrize("weights", [WEIGHTS, SCALARS])
+def test_weights_and_slots_keep_their_names(weights, to):
+  found = Variables({**weights, **STATE})
+  translated = translation.translate(found, to, matching.assume_different)
+  assert {name: translated.get(name) for name in weights} == dict(zip(weights, weights))
+  assert len(translated) - len(weights) <= len(STATE) + 1
+
+
+def test_weights_and_slots_match_by_name():
+  saved = {name.replace("cond", "cond_7"): shape for name, shape in SCALARS.items()}
+  saved["cond/t"] = SCALAR
+  matched = matching.match(
+    SCALARS,
+    Variables({**SCALARS, **STATE}),
+    Variables({**saved, **STATE}),
+    matching.assume_different,
+  )
+  assert matched == matching.Match({"cond/t": "cond/t"}, {})
+
+
+def test_numbers_of_different_scopes_tell_no_order():
+  wanted, found = "a/beta1_power cond/a/beta1_power", "a/cond_1/beta1_power "
+  found += "cond/a/beta1_power current_loss_scale"
+  assert match(wanted, found) == "? ?"
+  meta = "a/cond_1/beta1_power cond/a/beta1_power"
+  assert match(wanted, found, meta=meta) == meta
+
+
+def test_own_variable_has_the_scope_that_it_lost():
+  matched = matching.match(
+    ["head/rate", "rate"],
+    Variables(
+      dict(STATE, **{"rate": SCALAR, "head/rate": SCALAR}),
+      order=["head/rate", "rate"],
+      loss_scales={"head/rate": DYNAMIC},
+    ),
+    Variables(
+      dict(STATE, rate=SCALAR, rate_1=SCALAR),
+      order=["rate", "rate_1"],
+      scopes={"rate_1": "head"},
+    ),
+    matching.assume_different,
+  )
+  assert matched.names == {"head/rate": "rate_1", "rate": "rate"}
 
 
 def test_conditionals_of_programs_are_kept():

@@ -11,6 +11,17 @@ import mp_compat
 from mp_compat.contrib import mixed_precision as contrib
 
 
+class PrintingHook(mp_compat.StepHook):
+  """Prints the loss scale after each attempted step."""
+
+  def after_step(
+    self, run_context: tf.train.SessionRunContext, step: mp_compat.AttemptedStep
+  ) -> None:
+    if step.is_skipped and step.scale < 1.0:
+      run_context.request_stop()
+    print(step.number, step.scale)
+
+
 class HalvingLossScale(mp_compat.LossScale):
   """Halves the scale after every step that is not finite."""
 
@@ -98,6 +109,7 @@ def train(steps: int) -> int:
     hook,
     mp_compat.StopAtAttemptHook(opt, steps),
     mp_compat.LossScaleHook(opt, every_n_secs=60.0),
+    PrintingHook(opt),
   ]
   hooks.append(
     mp_compat.GradientRangesHook(
