@@ -10,6 +10,7 @@ import argparse
 import functools
 import importlib
 import json
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
   from mp_compat.tools import migrate
 
 _Commands = Any  # what `ArgumentParser.add_subparsers` returns; its class is private
+
+# With these environment variables, NVIDIA's builds of TensorFlow cast graphs to float16.
+_AUTOMATIC_CASTS = (
+  "TF_ENABLE_AUTO_MIXED_PRECISION",
+  "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE",
+)
 
 # The runs of `compare`, as in `mp_compat.tools.compare.comparing.RUNS`.
 _RUNS = ["original", "mp_compat", "without", "again"]
@@ -523,6 +530,7 @@ def _run(arguments: argparse.Namespace) -> int:
   from mp_compat.migration.installation import install
   from mp_compat.tools import run
 
+  _warn_of_automatic_casts()
   install()
   try:
     main_module, code = run.load(argv)
@@ -530,6 +538,22 @@ def _run(arguments: argparse.Namespace) -> int:
     return _fail("run", error)
   run.execute(main_module, code)
   return 0
+
+
+def _warn_of_automatic_casts() -> None:
+  """Prints one line on stderr if environment variables are set that make TensorFlow cast
+  the graph.
+  """
+  names = [
+    name for name in _AUTOMATIC_CASTS if os.environ.get(name, "0") not in ("", "0")
+  ]
+  if names:
+    print(
+      "mp_compat run: {} is set, so NVIDIA's builds of TensorFlow cast the graph to "
+      "float16; mp_compat scales the loss only of optimizers that the program "
+      "wraps".format(" and ".join(names)),
+      file=sys.stderr,
+    )
 
 
 def _fail(command: str, error: object) -> int:

@@ -117,6 +117,27 @@ def test_program_errors_show_traceback(code, last, tmp_path):
   )
 
 
+@pytest.mark.parametrize(
+  "name, value, shown",
+  [
+    ("TF_ENABLE_AUTO_MIXED_PRECISION", "1", True),
+    ("TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE", "1", True),
+    ("TF_ENABLE_AUTO_MIXED_PRECISION", "0", False),
+  ],
+)
+def test_run_reports_automatic_casts(name, value, shown, tmp_path, monkeypatch, capsys):
+  (tmp_path / "program.py").write_text("")
+  monkeypatch.setenv(name, value)
+  monkeypatch.setattr(sys, "argv", list(sys.argv))
+  monkeypatch.setattr(sys, "path", list(sys.path))
+  monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+  with mp_compat.install():  # so that `run` changes nothing, and this is undone
+    assert command_line.main(["run", str(tmp_path / "program.py")]) == 0
+  lines = capsys.readouterr().err.splitlines()
+  expected = "mp_compat run: {} is set, so ".format(name)
+  assert [line.startswith(expected) for line in lines] == [True] * shown
+
+
 def test_interrupted_migration_is_silent(tmp_path):
   # The diff is larger than the pipe's buffer, so the command blocks after its first
   # bytes are read.

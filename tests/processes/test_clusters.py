@@ -5,6 +5,7 @@ The reference is TensorFlow without mp_compat, in one process, on the concatenat
 batches of all workers.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 import mp_compat
 from tests import testing
+from tests.processes import estimator_cluster
 from tests.testing import tf
 
 EXAMPLES = os.path.join(testing.ROOT, "examples")
@@ -244,3 +246,33 @@ def test_workers_share_counters_of_hooks(cluster):
           sess.run(train_op, {training.x: x})
         counts.append([hook.attempted, hook.skipped])
   assert counts == [[2, 1], [4, 2]]
+
+
+@pytest.mark.skipif(
+  not hasattr(tf, "estimator"),
+  reason="TensorFlow after 2.15 has no Estimator; run on 1.15 and 2.15 in CI",
+)
+@pytest.mark.matrix
+def test_estimator_runs_chief_hooks_on_chief_only(cluster, tmp_path):
+  """Runs `train_and_evaluate` in three processes. `training_hooks` see the steps of
+  their own process.
+  """
+  jobs = ["ps", "chief", "worker"]
+  addresses = {job: [address] for job, address in zip(jobs, cluster.free_addresses(3))}
+  with cluster.Processes(120.0) as processes:
+    started = {}
+    for job in jobs:
+      task = {"cluster": addresses, "task": {"type": job, "index": 0}}
+      started[job] = processes.start(
+        sys.executable,
+        estimator_cluster.__file__,
+        str(tmp_path),
+        **dict(testing.environment(), TF_CONFIG=json.dumps(task)),
+      )
+    processes.wait(started["chief"])
+    processes.wait(started["worker"])
+  seen = {job: json.loads((tmp_path / (job + ".json")).read_text()) for job in jobs[1:]}
+  assert seen == {
+    "chief": {"training": [4, 1], "chief": [4, 1]},
+    "worker": {"training": [6, 1], "chief": [0, 0]},
+  }

@@ -85,8 +85,9 @@ REMEDIES: Dict[str, str] = {
     "mp_compat.keras.LossScaleOptimizer replaces it"
   ),
   "automatic-casts": (
-    "this lets TensorFlow cast the graph to float16, but scales no loss; wrap the "
-    "optimizer, too: mp_compat.enable_mixed_precision_graph_rewrite(opt) does both"
+    "this lets TensorFlow cast the graph to float16, and only NVIDIA's "
+    "TF_ENABLE_AUTO_MIXED_PRECISION scales the loss, too; remove it and call "
+    "mp_compat.enable_mixed_precision_graph_rewrite(opt), which does both"
   ),
   "name-taken": (
     "the name mp_compat may be something else here; import it without an alternative "
@@ -388,7 +389,7 @@ def _in_contrib(source: ParsedSource) -> Iterator[_Found]:
 
 
 def _in_settings(source: ParsedSource) -> Iterator[_Found]:
-  """Finds settings that cast the graph without scaling the loss.
+  """Finds settings that make TensorFlow cast the graph.
 
   os.environ["TF_ENABLE_AUTO_MIXED_PRECISION"] = "1"
   config.graph_options.rewrite_options.auto_mixed_precision = 1
