@@ -95,6 +95,71 @@ def test_program_runs_as_pasted(code, tmp_path):
   assert done.returncode == 0, done.stdout[-3000:]
 
 
+def fragment(document, beginning):
+  """Returns the ```py block of a document that has a line that begins so."""
+  blocks = re.findall(r"^```py\n(.*?)^```", read(document), re.M | re.S)
+  (found,) = [block for block in blocks if "\n" + beginning in "\n" + block]
+  return found
+
+
+@pytest.mark.slow
+def test_supervisor_loop_trains(tmp_path):
+  from tests import testing
+
+  (slim_program,) = [code for code in programs("docs/how_to.md") if "slim" in code]
+  model, _, _ = slim_program.partition("\n\ndef train_step")
+  loop = fragment("docs/how_to.md", "supervisor = ")
+  code = "\n".join([model, loop, "print(hook.attempted, hook.skipped, step)"])
+  done = testing.run_python("-c", code, cwd=str(tmp_path))
+  assert done.stdout.splitlines()[-1] == "20 0 20"
+
+
+CANNED = """
+import mp_compat
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+tf.disable_v2_behavior()
+
+
+def make_optimizer():
+  opt = tf.train.GradientDescentOptimizer(0.1)
+  return mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic")
+
+
+def input_fn():
+  features = np.array([[1.0], [np.inf], [2.0]], np.float32)
+  dataset = tf.data.Dataset.from_tensor_slices(({"x": features}, [0, 1, 0]))
+  return dataset.batch(1)
+
+
+columns = [tf.feature_column.numeric_column("x")]
+canned = tf.estimator.DNNClassifier([4], columns, "logs", optimizer=make_optimizer)
+"""
+TRAIN = """
+estimator.train(input_fn)
+print(*map(estimator.get_variable_value, ["global_step", "current_loss_scale"]))
+"""
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("with_remedy", [False, True])
+def test_remedy_for_canned_estimator(with_remedy, tmp_path):
+  from tests import testing
+
+  if not hasattr(testing.tf, "estimator"):
+    pytest.skip("This TensorFlow has no Estimator.")
+  remedy = "estimator = canned\n"
+  if with_remedy:
+    remedy = fragment("docs/troubleshooting.md", "def model_fn")
+  code = CANNED + remedy + TRAIN
+  done = testing.run_python("-c", code, cwd=str(tmp_path), check=False)
+  if with_remedy:
+    assert done.stdout.splitlines()[-1:] == ["2 16384.0"], done.stderr[-3000:]
+  else:
+    assert "NanLossDuringTrainingError" in done.stderr
+
+
 def modules_with_examples():
   """Yields the names of modules whose docstrings have examples with `>>>`."""
   for folder, _, files in os.walk(os.path.join(ROOT, "mp_compat")):
