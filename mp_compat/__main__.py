@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _Commands = Any  # what `ArgumentParser.add_subparsers` returns; its class is private
 
-# With these environment variables, NVIDIA's builds of TensorFlow cast graphs to float16.
+# With these variables set, NVIDIA's builds of TensorFlow cast graphs to float16.
 _AUTOMATIC_CASTS = (
   "TF_ENABLE_AUTO_MIXED_PRECISION",
   "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE",
@@ -541,9 +541,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _warn_of_automatic_casts() -> None:
-  """Prints one line on stderr if environment variables are set that make TensorFlow cast
-  the graph.
-  """
+  """Prints a line on stderr if environment variables make TensorFlow cast the graph."""
   names = [
     name for name in _AUTOMATIC_CASTS if os.environ.get(name, "0") not in ("", "0")
   ]

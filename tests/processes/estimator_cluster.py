@@ -1,6 +1,7 @@
 """One process of a cluster that trains an Estimator by `train_and_evaluate`.
 
-Arguments: a folder, in which a process that trains writes as JSON what its hooks saw.
+Arguments: a folder, in which a process that trains writes as JSON what its hooks saw,
+and the device of the loss scale.
 The environment variable TF_CONFIG names the cluster, and this process.
 """
 
@@ -25,7 +26,7 @@ INPUTS = {
 def main():
   folder = sys.argv[1]
   job = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
-  hooks = {}
+  hooks, devices = {}, []
 
   def input_fn():
     features = np.array(INPUTS[job], np.float32)
@@ -38,6 +39,7 @@ def main():
     opt = mp_compat.MixedPrecisionLossScaleOptimizer(opt, "dynamic")
     loss = tf.reduce_sum(w * features)
     train_op = opt.minimize(loss, tf.train.get_global_step())
+    devices.append(opt.loss_scale.variables()[0].device)
     hooks["training"] = mp_compat.LossScaleHook(opt)
     hooks["chief"] = mp_compat.LossScaleHook(opt, output_dir=folder)
     return tf.estimator.EstimatorSpec(
@@ -56,7 +58,7 @@ def main():
   )
   seen = {name: [hook.attempted, hook.skipped] for name, hook in hooks.items()}
   with open(os.path.join(folder, job + ".json"), "w") as file:
-    json.dump(seen, file)
+    json.dump(dict(seen, devices=devices), file)
 
 
 if __name__ == "__main__":

@@ -255,8 +255,9 @@ def test_workers_share_counters_of_hooks(cluster):
 @pytest.mark.matrix
 def test_estimator_runs_chief_hooks_on_chief_only(cluster, tmp_path):
   """Runs `train_and_evaluate` in three processes. `training_hooks` see the steps of
-  their own process.
+  their own process, and the parameter server has the loss scale.
   """
+  devices = ["/job:ps/task:0"]
   jobs = ["ps", "chief", "worker"]
   addresses = {job: [address] for job, address in zip(jobs, cluster.free_addresses(3))}
   with cluster.Processes(120.0) as processes:
@@ -273,6 +274,6 @@ def test_estimator_runs_chief_hooks_on_chief_only(cluster, tmp_path):
     processes.wait(started["worker"])
   seen = {job: json.loads((tmp_path / (job + ".json")).read_text()) for job in jobs[1:]}
   assert seen == {
-    "chief": {"training": [4, 1], "chief": [4, 1]},
-    "worker": {"training": [6, 1], "chief": [0, 0]},
+    "chief": {"training": [4, 1], "chief": [4, 1], "devices": devices},
+    "worker": {"training": [6, 1], "chief": [0, 0], "devices": devices},
   }
