@@ -547,7 +547,7 @@ def _warn_of_automatic_casts() -> None:
   ]
   if names:
     print(
-      "mp_compat run: {} is set, so NVIDIA's builds of TensorFlow cast the graph to "
+      "mp_compat run: with {} set, NVIDIA's builds of TensorFlow cast the graph to "
       "float16; mp_compat scales the loss only of optimizers that the program "
       "wraps".format(" and ".join(names)),
       file=sys.stderr,

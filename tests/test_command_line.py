@@ -134,7 +134,7 @@ def test_run_reports_automatic_casts(name, value, shown, tmp_path, monkeypatch, 
   with mp_compat.install():  # so that `run` changes nothing, and this is undone
     assert command_line.main(["run", str(tmp_path / "program.py")]) == 0
   lines = capsys.readouterr().err.splitlines()
-  expected = "mp_compat run: {} is set, so ".format(name)
+  expected = "mp_compat run: with {} set, ".format(name)
   assert [line.startswith(expected) for line in lines] == [True] * shown
 
 
