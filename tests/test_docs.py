@@ -139,7 +139,7 @@ canned = tf.estimator.LinearClassifier(columns, "logs", optimizer=make_optimizer
 """
 TRAIN = """
 estimator.train(input_fn)
-print(*map(estimator.get_variable_value, ["global_step", "current_loss_scale"]))
+print(estimator.get_variable_value("global_step"))
 """
 
 
@@ -156,7 +156,7 @@ def test_remedy_for_canned_estimator(with_remedy, tmp_path):
   code = CANNED + remedy + TRAIN
   done = testing.run_python("-c", code, cwd=str(tmp_path), check=False)
   if with_remedy:
-    assert done.stdout.splitlines()[-1:] == ["2 16384.0"], done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1:] == ["2"], done.stderr[-3000:]
   else:
     assert "NanLossDuringTrainingError" in done.stderr
 
