@@ -452,7 +452,7 @@ _ROWS = {
     ("_pair", "operand", "is_ordered(other)", ""),
     ("_match_kind", "operand", "have_equal_values(sources)", ""),
     ("_match_kind", "test", "is_state", "False"),
-    ("kinds", "operand", "with_slots", ""),
+    ("_is_of_model", "operand", "with_slots", ""),
     ("is_ordered", "name", "without_numbers", "len"),
     ("_match_kind", "name", "bool(fits) or len(found) >= len(members)", "True"),
     ("_is_extended", "operand", "not may_be_lost", ""),

@@ -176,8 +176,9 @@ def kinds(variables: Variables) -> Dict[Kind, Members]:
   """Returns the variables that optimizers and loss scales may create, by kind, sorted
   by the order of creation, as far as it is known.
 
-  Those are the variables of loss scales, Adam's powers, and other scalars without
-  slots, whose conditionals are those of loss scaling only if there is a loss scale.
+  Those are the variables of loss scales, Adam's powers, and others that are no weights
+  with their slots, whose conditionals are those of loss scaling only if there is a loss
+  scale.
   """
   roles = naming_schemes.state(variables.shapes)
   with_slots = {name.rpartition("/")[0] for name in variables.shapes}
@@ -188,11 +189,9 @@ def kinds(variables: Variables) -> Dict[Kind, Members]:
     loss_scale = variables.loss_scales.get(name)
     if name in roles:
       parsed, loss_scale = parsed._replace(stem=roles[name]), None
-    elif shape or name in with_slots or name.rpartition("/")[0] in variables.shapes:
-      continue  # a weight, or a slot
-    elif parsed.stem not in POWERS:
-      if name in variables.weights:
-        continue
+    elif _is_of_model(name, variables, with_slots):
+      continue
+    elif parsed.stem not in POWERS or shape:
       if not roles:
         parsed = parsed._replace(scope=name.rpartition("/")[0], conditionals=())
       parsed = _with_number(parsed)
@@ -210,6 +209,15 @@ def kinds(variables: Variables) -> Dict[Kind, Members]:
   return result
 
 
+def _is_of_model(name: str, variables: Variables, with_slots: Container[str]) -> bool:
+  """Returns whether a variable is a weight, or a slot that is named after another
+  variable, as far as that is known.
+  """
+  if name in variables.weights:
+    return naming_schemes.parse(name).stem not in POWERS
+  return name in with_slots or name.rpartition("/")[0] in variables.shapes
+
+
 def _with_number(parsed: Name) -> Name:
   """Returns a name whose last part is divided into stem and number."""
   numbered = re.fullmatch(r"(.+)_(\d+)", parsed.stem)
@@ -220,7 +228,7 @@ def _with_number(parsed: Name) -> Name:
 
 def is_renamed(kind: Kind, members: Members) -> bool:
   """Returns whether naming schemes can have other names for a kind of variables."""
-  if kind.is_state or kind.stem in POWERS:
+  if kind.is_state or (kind.stem in POWERS and not kind.shape):
     return True
   return any(member.loss_scale or member.form.depth for member in members)
 
