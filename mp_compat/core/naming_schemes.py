@@ -151,7 +151,8 @@ def form_under_control_flow_v2(alone: Form, loss_scale: Optional[str]) -> Form:
 
 
 # How programs write the names of variables that optimizers create. A fifth scheme adds
-# its function here.
+# its function here; `parse`, `recognize` and `translation` must know other parts of a
+# name than scopes, conditionals and numbers.
 FORMS: Sequence[WriteForm] = (
   PLAIN.form,  # also MP_COMPAT.form
   TENSORFLOW.form,
