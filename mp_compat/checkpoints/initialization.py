@@ -3,7 +3,7 @@
 naming scheme.
 """
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
@@ -215,7 +215,9 @@ def _warn_outside_scopes(
     path: the checkpoint.
   """
   scopes = tuple(target.lstrip("/") for target in targets if target.endswith("/"))
-  matched = {part.op.name for match in matches.values() for part in match.parts}
+  matched: Set[str] = set()
+  for known in matches.values():
+    matched.update(part.op.name for part in known.parts)
   others = []
   for variable in _outside_scopes(scopes):
     if variable.op.name not in matched:

@@ -225,8 +225,12 @@ def without_numbers(name: str) -> str:
   of "cond_1/a/power_2". Those in "cond/a" and in "a/cond" are counted apart.
   """
   *scopes, last = name.split("/")
-  kept = ["cond" if _CONDITIONAL.fullmatch(scope) else scope for scope in scopes]
-  return "/".join([*kept, re.sub(r"_\d+$", "", last)])
+  parts: List[str] = []
+  for scope in scopes:
+    is_conditional = _CONDITIONAL.fullmatch(scope)
+    parts.append("cond" if is_conditional else scope)
+  parts.append(re.sub(r"_\d+$", "", last))
+  return "/".join(parts)
 
 
 def join(scope: str, stem: str, number: int = 0) -> str:
