@@ -22,7 +22,7 @@ core.arguments core.naming_schemes
 core.matching core.translation migration.old_names tools.run
 monitoring.step_counter
 _tensorflow.__init__ _tensorflow.native _tensorflow
-graph.graphs graph.records graph.op_names graph.locks graph.runs
+graph.graphs graph.records graph.op_names graph.runs
 graph.contexts graph.dead_tensors graph.effects graph.control_flow graph
 core.variable_scope core.gradients core.lineage core.finite_check core.distribute core.update_rule core.conditional_apply
 core.loss_scale core

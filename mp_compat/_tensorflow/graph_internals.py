@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private attributes of graphs, ops and dtypes."""
 
-from typing import Any, Callable, ContextManager, Union
+from typing import Any, Union
 
 from tensorflow.python.framework import op_def_registry  # pyright: ignore[reportAttributeAccessIssue]
 
 from mp_compat._tensorflow import tf
-
-RunLock = Callable[[], ContextManager[object]]
 
 
 def context_of(place: Union[tf.Graph, tf.Operation]) -> Any:
@@ -59,20 +57,3 @@ def op_definition(op_type: str) -> Any:
   if hasattr(op_def_registry, "get"):
     return op_def_registry.get(op_type)
   return op_def_registry.get_registered_ops().get(op_type)  # TensorFlow 1.15
-
-
-def run_lock_of(graph: tf.Graph) -> RunLock:
-  """Returns what makes the context manager that each run of a graph enters."""
-  return graph._session_run_lock
-
-
-def set_run_lock(graph: tf.Graph, run_lock: RunLock) -> None:
-  """Replaces `run_lock_of(graph)`."""
-  graph._session_run_lock = run_lock
-
-
-def mutation_lock(graph: tf.Graph) -> ContextManager[object]:
-  """Makes a context manager during which no other thread changes a graph, and which
-  waits for the runs that have begun.
-  """
-  return graph._mutation_lock()

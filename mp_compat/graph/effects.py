@@ -4,7 +4,7 @@ the functions that it calls.
 """
 
 import functools
-from typing import Any, Collection, Iterable, Iterator, List, Optional, Set
+from typing import Any, Container, Iterable, Iterator, List, NamedTuple, Optional, Set
 
 from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import tf
@@ -27,7 +27,23 @@ _PASSING = frozenset(
 _OF_ONE_RUN = ("Stack", "TensorArray")
 
 
-def changing(ops: Collection[tf.Operation], graph: tf.Graph) -> Set[tf.Operation]:
+class _Kind(NamedTuple):
+  """What the definition of a type of ops tells.
+
+  Attributes:
+    takes_functions: Whether functions are attributes of these ops.
+    runs_dataset: Whether they take a dataset, and return something else.
+    changes_state: Whether they may change state, if they call no functions.
+  """
+
+  takes_functions: bool
+  runs_dataset: bool
+  changes_state: bool
+
+
+def changing(
+  ops: Iterable[tf.Operation], calls: Container[str], graph: tf.Graph
+) -> Set[tf.Operation]:
   """Returns those of `ops` that may change state that outlives the run, and those that
   `tf.print` made.
 
@@ -36,14 +52,16 @@ def changing(ops: Collection[tf.Operation], graph: tf.Graph) -> Set[tf.Operation
   definition may. Random ops change the state of their generators. `tf.print` writes to
   a file or a stream, and no op can read it; `tf.Print` and `tf.Assert` are not in the
   result.
+
+  `calls`: the types of those of `ops` that call functions (`call_types`).
   """
   found: Set[tf.Operation] = set()
-  calls = call_types(ops, graph)
   for op in ops:
-    if op.type in calls and not _runs_dataset(op.type):
+    kind = _kind_of(op.type)
+    if op.type in calls and not kind.runs_dataset:
       is_changing = _of_call(op.node_def, graph)
     else:
-      is_changing = op.type == "PrintV2" or _of_type(op.type)
+      is_changing = op.type == "PrintV2" or kind.changes_state
     if is_changing:
       found.add(op)
   return found
@@ -59,7 +77,8 @@ def is_call(op_type: str, graph: tf.Graph) -> bool:
   """Returns whether ops of a type call functions: conditionals, loops, datasets and
   others.
   """
-  return _takes_functions(op_type) or graph_internals.calls_function(op_type, graph)
+  takes_functions = _kind_of(op_type).takes_functions
+  return takes_functions or graph_internals.calls_function(op_type, graph)
 
 
 def called_types(node: tf.NodeDef, graph: tf.Graph) -> Iterator[Optional[str]]:
@@ -80,7 +99,7 @@ def called_types(node: tf.NodeDef, graph: tf.Graph) -> Iterator[Optional[str]]:
     for called in function.definition.node_def:
       if is_call(called.op, graph):
         pending += _function_names(called, graph)
-      if not is_call(called.op, graph) or _runs_dataset(called.op):
+      if not is_call(called.op, graph) or _kind_of(called.op).runs_dataset:
         yield called.op
 
 
@@ -88,7 +107,10 @@ def _of_call(node: tf.NodeDef, graph: tf.Graph) -> bool:
   """Returns whether one of the functions that a node calls, also through others, may
   change state.
   """
-  return any(called is None or _of_type(called) for called in called_types(node, graph))
+  for called in called_types(node, graph):
+    if called is None or _kind_of(called).changes_state:
+      return True
+  return False
 
 
 def _function_names(node: tf.NodeDef, graph: tf.Graph) -> List[str]:
@@ -104,21 +126,24 @@ def _function_names(node: tf.NodeDef, graph: tf.Graph) -> List[str]:
 
 
 @functools.lru_cache(maxsize=None)
-def _takes_functions(op_type: str) -> bool:
-  """Returns whether ops of a type have functions as attributes."""
+def _kind_of(op_type: str) -> _Kind:
+  """Returns what is known of a type of ops; without a definition, they may change
+  state, and so may what runs a dataset.
+  """
   definition = graph_internals.op_definition(op_type)
   if definition is None:
-    return False
+    return _Kind(takes_functions=False, runs_dataset=False, changes_state=True)
   types = {attribute.type for attribute in definition.attr}
-  return "func" in types or "list(func)" in types
+  runs_dataset = _runs_dataset(definition)
+  return _Kind(
+    takes_functions="func" in types or "list(func)" in types,
+    runs_dataset=runs_dataset,
+    changes_state=runs_dataset or _changes_state(definition),
+  )
 
 
-@functools.lru_cache(maxsize=None)
-def _runs_dataset(op_type: str) -> bool:
-  """Returns whether ops of a type take a dataset, and return something else."""
-  definition = graph_internals.op_definition(op_type)
-  if definition is None:
-    return False
+def _runs_dataset(definition: Any) -> bool:
+  """Returns whether ops take a dataset, and return something else."""
   variant = tf.variant.as_datatype_enum
   returned = [argument.type for argument in definition.output_arg]
   if returned == [variant]:  # another dataset
@@ -129,20 +154,15 @@ def _runs_dataset(op_type: str) -> bool:
   return False
 
 
-@functools.lru_cache(maxsize=None)
-def _of_type(op_type: str) -> bool:
-  """Returns whether ops of a type, which call no functions, may change state.
+def _changes_state(definition: Any) -> bool:
+  """Returns whether ops that call no functions, and run no dataset, may change state.
 
-  Ops without a known definition may, and so may what runs a dataset. Of the others:
-
-      reads a resource, passes a reference on, or is of one run    no
-      makes a handle, except TemporaryVariable                     no
-      is stateful, or takes a reference                            yes
-      is anything else                                             no
+  reads a resource, passes a reference on, or is of one run    no
+  makes a handle, except TemporaryVariable                     no
+  is stateful, or takes a reference                            yes
+  is anything else                                             no
   """
-  definition = graph_internals.op_definition(op_type)
-  if definition is None or _runs_dataset(op_type):
-    return True
+  op_type = definition.name
   if op_type in _READING or op_type in _PASSING or op_type.startswith(_OF_ONE_RUN):
     return False
   if _makes_handles(definition):  # of a variable, a queue, an iterator

@@ -7,12 +7,12 @@ import dataclasses
 from typing import Callable, Container, Dict, List, Optional, Sequence, Set, Tuple
 
 from mp_compat._tensorflow import graph_internals
+from mp_compat._tensorflow import run_locks
 from mp_compat._tensorflow import tf
 from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
 from mp_compat.graph import dead_tensors
 from mp_compat.graph import effects
-from mp_compat.graph import locks
 from mp_compat.graph import records
 from mp_compat.graph.runs import Element
 
@@ -80,7 +80,7 @@ def gate(
   built_before = len(graph.get_operations())
   collections = (tf.GraphKeys.SUMMARIES, tf.GraphKeys.UPDATE_OPS)
   collected_before = {key: len(tf.get_collection(key)) for key in collections}
-  with locks.changes_exclusively() as sessions_ran:
+  with run_locks.changes_exclusively() as sessions_ran:
     results = build()
     if sessions_ran:  # A Session that has run an op does not see its later edges.
       raise ValueError(
@@ -202,9 +202,9 @@ def _add_edges(
   gated = gated_ops(graph)
   needed = _needed(ends, new)
   _check_reads(needed, ends, new, predicate, gated)
-  must_wait = effects.changing(needed, graph)
-  must_wait.update(op for op in needed if _begins_loop_of(op, new))
   calls = effects.call_types(needed, graph)
+  must_wait = effects.changing(needed, calls, graph)
+  must_wait.update(op for op in needed if _begins_loop_of(op, new))
   waiting: Set[tf.Operation] = set()
   for op in needed:
     waits = op in gated.passed or _waits_for_data(op, waiting)

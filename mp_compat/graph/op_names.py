@@ -52,9 +52,12 @@ def _replace_names(graph: tf.Graph, replacements: Dict[str, str]) -> None:
   def replaced(name: str, mark_as_used: bool = True) -> str:
     """Returns what `Graph.unique_name` returns, or a replacement, each once."""
     full = _joined(graph.get_name_scope(), name)
-    if mark_as_used and full in pending:
-      return pending.pop(full)
-    return unique_name(name, mark_as_used)
+    if not mark_as_used or full not in pending:
+      return unique_name(name, mark_as_used)
+    replacement = pending.pop(full)
+    if not pending and graph.unique_name is replaced:
+      graph.unique_name = unique_name
+    return replacement
 
   graph.unique_name = replaced
 

@@ -218,9 +218,10 @@ def may_change(build):
   """Returns whether `build()` builds an op that may change state."""
   with testing.control_flow(1), tf.Graph().as_default() as graph:
     build()
+    ops = graph.get_operations()
     return any(
       "Initializer" not in op.name
-      for op in effects.changing(graph.get_operations(), graph)
+      for op in effects.changing(ops, effects.call_types(ops, graph), graph)
     )
 
 

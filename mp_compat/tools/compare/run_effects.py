@@ -3,7 +3,7 @@
 executes and the steps that the graph records (`steps`). Changes no graph.
 """
 
-from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Set
+from typing import Container, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Set
 
 from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import tf
@@ -47,8 +47,9 @@ def effects_of(
     fed: the names of tensors that are fed, and therefore not computed.
   """
   executed = set(runs.executed_ops(elements, fed))
-  written = {op: _written_by(op) for op in effects.changing(executed, graph)}
-  executed_steps = _executed_steps(graph, executed, written)
+  calls = effects.call_types(executed, graph)
+  written = {op: _written_by(op) for op in effects.changing(executed, calls, graph)}
+  executed_steps = _executed_steps(graph, executed, written, calls)
   return Effects(
     frozenset().union(*written.values()) - _local_names(graph),
     executed_steps,
@@ -57,7 +58,10 @@ def effects_of(
 
 
 def _executed_steps(
-  graph: tf.Graph, executed: Set[tf.Operation], written: _Written
+  graph: tf.Graph,
+  executed: Set[tf.Operation],
+  written: _Written,
+  calls: Container[str],
 ) -> List[BuiltStep]:
   """Returns the steps that a run may execute.
 
@@ -67,10 +71,11 @@ def _executed_steps(
     graph: the graph of the session.
     executed: the ops that the run executes.
     written: those of them that change state, with the variables that they change.
+    calls: the types of those of them that call functions.
   """
   by_calls: Set[str] = set()
   for op, names in written.items():
-    if effects.is_call(op.type, graph):
+    if op.type in calls:
       by_calls |= names
   found = []
   for step in steps.steps_in(graph):

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes a graph while no Session of another thread runs its ops."""
+"""Locks of a graph that each `Session.run` enters."""
 
 import contextlib
 import threading
 from typing import ContextManager, Iterator, List
 
-from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import tf
 
 
@@ -24,7 +23,7 @@ def changes_exclusively() -> Iterator[List[bool]]:
   them, they would never return.
   """
   graph = tf.get_default_graph()
-  lock = graph_internals.run_lock_of(graph)
+  lock = graph._session_run_lock
   sessions_ran: List[bool] = []
   others = set(threading.enumerate()) - {threading.current_thread()}
 
@@ -35,9 +34,10 @@ def changes_exclusively() -> Iterator[List[bool]]:
     sessions_ran.append(True)
     return contextlib.nullcontext()
 
-  with graph_internals.mutation_lock(graph):
-    graph_internals.set_run_lock(graph, noting_lock)
+  # It waits for the runs that have begun; no other thread changes the graph meanwhile.
+  with graph._mutation_lock():
+    graph._session_run_lock = noting_lock
     try:
       yield sessions_ran
     finally:
-      graph_internals.set_run_lock(graph, lock)
+      graph._session_run_lock = lock
