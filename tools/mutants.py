@@ -18,6 +18,7 @@ function, and becomes another defect if an operator is added before it.
 import argparse
 import ast
 import concurrent.futures
+import functools
 import keyword
 import os
 import shutil
@@ -171,6 +172,12 @@ def paths(tree: ast.AST, above: Path = ()) -> Iterator[Path]:
         yield from paths(child, path)
 
 
+@functools.lru_cache(maxsize=None)
+def dump_of(text: str) -> str:
+  """Returns the tree of what `parse` returns, as text, which can be compared."""
+  return ast.dump(parse(text))
+
+
 def parse(text: str) -> ast.AST:
   """Returns the node of an expression, of an operator, or of a statement."""
   try:
@@ -192,7 +199,7 @@ def is_named(node: ast.AST, name: str) -> bool:
     return False
   if name.isidentifier() and not keyword.iskeyword(name):
     return name in [getattr(node, field, None) for field in ("id", "attr", "arg")]
-  return ast.dump(node) == ast.dump(parse(name))
+  return ast.dump(node) == dump_of(name)
 
 
 def _is_operand(place: Place) -> bool:

@@ -18,12 +18,21 @@ VERSIONS = sorted(
   name for name in os.listdir(golden_cases.GOLDENS) if name[0].isdigit()
 )
 ENDS = ("1.15", "2.21")  # versions between them write the same
+
+
+def _is_by_default(version, case):
+  """Returns whether the tests read a golden by default: Momentum's variables have no
+  names that scopes change.
+  """
+  return version in ENDS and not (case.optimizer == "momentum" and case.scope)
+
+
 GOLDENS = [
   pytest.param(
     version,
     case,
     id=version + "-" + case.name,
-    marks=[] if version in ENDS else [pytest.mark.matrix],
+    marks=[] if _is_by_default(version, case) else [pytest.mark.matrix],
   )
   for version in VERSIONS
   for case in golden_cases.list_cases(version)

@@ -23,7 +23,7 @@ from tests import testing
 from tests.testing import native
 from tests.testing import tf
 
-MAX_STEPS = 10000
+MAX_STEPS = 4000
 FEW_EXAMPLES = hypothesis.settings(max_examples=6)
 
 powers_of_two = st.integers(-8, 126).map(lambda exponent: 2.0**exponent)

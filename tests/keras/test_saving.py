@@ -662,12 +662,15 @@ def test_duplicates_keep_class(family, duplicate):
 )
 @keras_cases.each_family
 @pytest.mark.parametrize(
-  "duplicate", [get_pickled, copy.deepcopy], ids=["pickle", "deepcopy"]
-)
-@pytest.mark.parametrize(
-  "loss_scale",
-  [8.0, "dynamic", mp_compat.DynamicLossScale(8.0, 5)],
-  ids=["fixed", "dynamic", "object"],
+  "duplicate, loss_scale",
+  [
+    pytest.param(get_pickled, 8.0, id="pickle-fixed"),
+    pytest.param(
+      copy.deepcopy, mp_compat.DynamicLossScale(8.0, 5), id="deepcopy-object"
+    ),
+    pytest.param(copy.deepcopy, 8.0, id="deepcopy-fixed", marks=pytest.mark.matrix),
+    pytest.param(get_pickled, "dynamic", id="pickle-dynamic", marks=pytest.mark.matrix),
+  ],
 )
 def test_copies_of_models_skip_steps_in_scope(family, duplicate, loss_scale, caplog):
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), loss_scale)
