@@ -133,9 +133,10 @@ def _on_scaled_reads(optimizer: tf.train.Optimizer, step: recorded.Step) -> None
   if not step.reads.isdisjoint(contexts.keys_of(scaled)):
     records.warn_once(
       optimizer,
-      "apply_gradients() of %s reads gradients that its compute_gradients() computed, "
-      "instead of those passed to it. They are multiplied by the loss scale. Use the "
-      "gradients that are passed.",
+      "apply_gradients() of %s reads gradients as its compute_gradients() computed "
+      "them. They are multiplied by the loss scale: use the gradients that are passed. "
+      "If it does, and differentiates them, as for a Hessian, its numbers are right: "
+      "such derivatives read the others, too.",
       type(optimizer.inner_optimizer).__name__,
     )
 
