@@ -102,8 +102,10 @@ def case_of_three(variable):
 )
 @pytest.mark.parametrize(
   "wrap",
-  [lambda opt: opt, lambda opt: Optimizer(opt, "dynamic")],
-  ids=["unwrapped", "wrapped"],
+  [
+    pytest.param(lambda opt: opt, id="unwrapped", marks=pytest.mark.matrix),
+    pytest.param(lambda opt: Optimizer(opt, "dynamic"), id="wrapped"),
+  ],
 )
 def test_initial_value_takes_right_branch(wrap, initial, expected):
   training = testing.Training()
