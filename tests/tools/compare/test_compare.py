@@ -507,6 +507,8 @@ def test_other_changes_of_variables_are_seen(code, arguments, words, compare):
     # Each run of a tf.py_function has a tape; the program may have one inside.
     (0, "evaluates.py py_function", ["after each of 4 steps"]),
     (2, "evaluates.py tape", ["Eager training was seen"]),
+    # A name that has lost its scope.
+    (0, "scoped.py", ["4 variables after each of 4 steps"]),
     # An op that gets no seed otherwise.
     (0, "evaluates.py box", ["after each of 4 steps"]),
   ],
