@@ -254,30 +254,39 @@ def _pairs(reference: Variables, variables: Variables, state: bool) -> _Pairs:
   the scopes and numbers in the names of those that an optimizer creates when it applies
   gradients, so that one name can be that of two optimizers' variables.
   """
-  theirs_by_kind = _by_kind(reference, state)
-  ours_by_kind = _by_kind(variables, state)
-  pairs: _Pairs = []
-  missing: _Pairs = []
-  for kind, ours in ours_by_kind.items():
-    theirs = theirs_by_kind.pop(kind, [])
-    if len(theirs) == len(ours) and set(theirs) != set(ours):
-      pairs += zip(theirs, ours)
-      continue
-    for name in ours:
-      pairs.append((name if name in theirs else None, name))
-    missing += [(name, None) for name in theirs if name not in ours]
-  for theirs in theirs_by_kind.values():
-    missing += [(name, None) for name in theirs]
-  return pairs + missing
+  theirs = _counted(reference, state)
+  ours = _counted(variables, state)
+  their_kinds = _by_kind(reference, theirs)
+  matched: Dict[str, str] = {}
+  for kind, names in _by_kind(variables, ours).items():
+    others = their_kinds.get(kind, [])
+    sources = names
+    if len(others) == len(names) and set(others) != set(names):
+      sources = others
+    for name, source in zip(names, sources):
+      if source in others:
+        matched[name] = source
+  pairs: _Pairs = [(matched.get(name), name) for name in ours]
+  missing = set(theirs) - set(matched.values())
+  pairs += [(name, None) for name in sorted(missing)]
+  return pairs
 
 
-def _by_kind(variables: Variables, state: bool) -> Dict[_Kind, List[str]]:
-  """Returns the names of the variables of each kind, in the order of creation; with
-  those of loss scales if `state`.
+def _counted(variables: Variables, state: bool) -> List[str]:
+  """Returns the names of variables in the order of creation; with those of loss scales
+  if `state`.
   """
-  names: Dict[_Kind, List[str]] = {}
-  for name, shape in variables.shapes.items():
-    if state or name not in variables.state:
-      last_part = re.sub(r"_\d+$", "", name.rpartition("/")[2])
-      names.setdefault((last_part, tuple(shape)), []).append(name)
-  return names
+  if state:
+    return list(variables.shapes)
+  return [name for name in variables.shapes if name not in variables.state]
+
+
+def _by_kind(variables: Variables, names: List[str]) -> Dict[_Kind, List[str]]:
+  """Returns `names` by kind, each in their order."""
+  kinds: Dict[_Kind, List[str]] = {}
+  for name in names:
+    _, _, last_part = name.rpartition("/")
+    stem = re.sub(r"_\d+$", "", last_part)
+    shape = tuple(variables.shapes[name])
+    kinds.setdefault((stem, shape), []).append(name)
+  return kinds
