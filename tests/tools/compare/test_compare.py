@@ -485,6 +485,12 @@ def test_other_changes_of_variables_are_seen(code, arguments, words, compare):
     (2, "evaluates.py thread loads renamed", ["with mp_compat: A session was run by"]),
     # What is assigned after the last step, and is not trained.
     (1, "evaluates.py increments otherwise", [OTHER.format(4), "  rate: 1 of 1"]),
+    # What is assigned between multiples of --every.
+    (
+      1,
+      "--every 3 evaluates.py between otherwise",
+      ["the first difference is at step 3.", "  rate: 1 of 1"],
+    ),
     # Runs that fail.
     (0, "evaluates.py fails", ["  5 train steps", "after each of 5 steps"]),
     (
