@@ -55,7 +55,11 @@ def replace_get_seed(function: GetSeed) -> None:
 
 
 def _lacks_seed(attrs: Dict[str, Any]) -> bool:
-  """Returns whether attributes are those of a random op without a seed."""
+  """Returns whether attributes are those of a random op without a seed, which takes
+  one: those of fractional pooling do so only if it is not random.
+  """
+  if "deterministic" in attrs:
+    return False
   return all(key in attrs and not attrs[key].i for key in _SEEDS)
 
 

@@ -41,13 +41,6 @@ from mp_compat.core.naming_schemes import Name
 HaveEqualValues = Callable[[Sequence[str]], bool]
 
 
-def assume_different(names: Sequence[str]) -> bool:
-  """Returns False for several variables: a `HaveEqualValues` where values are not
-  known.
-  """
-  return len(names) < 2
-
-
 class Variables(NamedTuple):
   """The variables of a graph or of a checkpoint.
 

@@ -16,6 +16,7 @@ from tests.testing import tf
 
 try:
   from tensorflow.contrib import mixed_precision as native
+  from tensorflow.contrib import opt as contrib_opt
 except ImportError:
   native = None
 needs_contrib = pytest.mark.skipif(
@@ -52,7 +53,20 @@ def get_used_variables():
   return [v for v in tf.trainable_variables() if v.op.name != "model/unused"]
 
 
-# All optimizers of `tf.train`, but SyncReplicasOptimizer, which needs servers.
+def momentum():
+  return tf.train.MomentumOptimizer(0.1, 0.9)
+
+
+def clip_rows():
+  """Returns an optimizer that clips the rows of `table`."""
+  tables = [v for v in tf.trainable_variables() if v.op.name == "model/table"]
+  return contrib_opt.VariableClippingOptimizer(
+    tf.train.GradientDescentOptimizer(0.1), {table: [1] for table in tables}, 0.2
+  )
+
+
+# All optimizers of `tf.train`, but SyncReplicasOptimizer, which needs servers, and of
+# `tf.contrib.opt`, but AVERAGING and those with which contrib's class fails.
 OPTIMIZERS = {
   **testing.OPTIMIZERS,
   "Adadelta": lambda: tf.train.AdadeltaOptimizer(0.1),
@@ -67,24 +81,93 @@ OPTIMIZERS = {
   "ProximalGradientDescent": lambda: tf.train.ProximalGradientDescentOptimizer(
     0.1, l1_regularization_strength=0.01
   ),
+  "AdaMax": lambda: contrib_opt.AdaMaxOptimizer(0.1),
+  "AdamGS": lambda: contrib_opt.AdamGSOptimizer(
+    tf.train.get_or_create_global_step(), 0.1
+  ),
+  "AdamW": lambda: contrib_opt.AdamWOptimizer(0.01, 0.1),
+  "AddSign": lambda: contrib_opt.AddSignOptimizer(0.1),
+  "DecayedAdagrad": lambda: contrib_opt.extend_with_decoupled_weight_decay(
+    tf.train.AdagradOptimizer
+  )(0.01, learning_rate=0.1),
+  "LARS": lambda: contrib_opt.LARSOptimizer(0.1, weight_decay=0.01),
+  "LazyAdam": lambda: contrib_opt.LazyAdamOptimizer(0.1),
+  "LazyAdamGS": lambda: contrib_opt.LazyAdamGSOptimizer(
+    tf.train.get_or_create_global_step(), 0.1
+  ),
+  "MomentumW": lambda: contrib_opt.MomentumWOptimizer(0.01, 0.1, 0.9),
+  "MovingAverage": lambda: contrib_opt.MovingAverageOptimizer(momentum()),
+  "Nadam": lambda: contrib_opt.NadamOptimizer(0.1),
+  "PowerSign": lambda: contrib_opt.PowerSignOptimizer(0.1),
+  "RegAdagrad": lambda: contrib_opt.RegAdagradOptimizer(0.1),
+  "Shampoo": lambda: contrib_opt.ShampooOptimizer(
+    tf.train.get_or_create_global_step(), learning_rate=0.1
+  ),
+  "VariableClipping": clip_rows,
+}
+# Those that average the variables of workers, here of one, every second step. They
+# train local variables, which a getter makes.
+AVERAGING = {
+  "AGN": lambda getter: contrib_opt.AGNOptimizer(momentum(), 1, getter, 2),
+  "ElasticAverage": lambda getter: contrib_opt.ElasticAverageOptimizer(
+    momentum(), 1, getter, 2
+  ),
+  "ModelAverage": lambda getter: contrib_opt.ModelAverageOptimizer(
+    momentum(), 1, True, getter, 2
+  ),
+}
+# Those with which contrib's class fails: it has another output in a step that is
+# skipped, or passes an argument that no `OptimizerV2` takes.
+FAILING = {
+  "DropStaleGradient": lambda: contrib_opt.DropStaleGradientOptimizer(momentum(), 3),
+  "GGT": lambda: contrib_opt.GGTOptimizer(0.1),
 }
 # The others are compared every night. Adam has counters, RMSProp moves rows without
 # gradients.
 COMPARED_FIRST = ("Adam", "Momentum", "RMSProp")
 
 
-def train(api, manager, steps, optimizer="Momentum", use_resource=True):
-  """Trains with an API's optimizer and the manager that `manager(api)` makes; returns
-  all variables after every step.
-
-  `steps` has a character for every step: "x" overflows, "." does not.
+def train(api, manager, steps, optimizer=momentum, use_resource=True):
+  """Trains with an API's optimizer around `optimizer()` and the manager that
+  `manager(api)` makes; returns all variables after every step.
   """
   return testing.train(
-    lambda: api.LossScaleOptimizer(OPTIMIZERS[optimizer](), manager(api)),
-    testing.feeds(len(steps), [i for i, step in enumerate(steps) if step == "x"]),
+    lambda: api.LossScaleOptimizer(optimizer(), manager(api)),
+    feeds(steps),
     use_resource,
     var_list=get_used_variables,
   )
+
+
+def feeds(steps):
+  """Returns the inputs of `testing.model`; `steps` has a character for every step: "x"
+  overflows, "." does not.
+  """
+  return testing.feeds(len(steps), [i for i, step in enumerate(steps) if step == "x"])
+
+
+def train_averages(api, name, use_resource):
+  """As `train`, with one of AVERAGING and local variables."""
+  with tf.Graph().as_default():
+    x, global_step = tf.placeholder(tf.float32, [3]), tf.train.create_global_step()
+    make = AVERAGING[name]
+    getter = getattr(contrib_opt, name + "CustomGetter")("/device:CPU:0")
+    with tf.variable_scope("", custom_getter=getter):
+      loss = testing.model(x, use_resource)
+    opt = api.LossScaleOptimizer(
+      make(getter), api.ExponentialUpdateLossScaleManager(8.0, 2)
+    )
+    grads_and_vars = opt.compute_gradients(loss, get_used_variables())
+    train_op = opt.apply_gradients(grads_and_vars, global_step)
+    variables = {
+      testing.plain_name(v): v for v in tf.global_variables() + tf.local_variables()
+    }
+    with testing.initialized_session() as sess:
+      history = [sess.run(variables)]
+      for value in feeds("..x.xx..."):
+        sess.run(train_op, {x: value})
+        history.append(sess.run(variables))
+  return history
 
 
 @needs_contrib
@@ -108,16 +191,45 @@ def test_all_optimizers_train_as_contrib(optimizer, manager, use_resource):
   """Also with sparse gradients, which contrib makes dense."""
   testing.assert_same(
     *[
-      train(api, manager, "..x.xx...", optimizer, use_resource)
+      train(api, manager, "..x.xx...", OPTIMIZERS[optimizer], use_resource)
       for api in (mixed_precision, native)
     ]
   )
 
 
 @needs_contrib
+@pytest.mark.parametrize(
+  "name, use_resource",
+  # ModelAverageOptimizer raises an error for other variables.
+  [(name, False) for name in AVERAGING] + [("AGN", True), ("ElasticAverage", True)],
+)
+def test_averaging_optimizers_train_as_contrib(name, use_resource):
+  ours, theirs = [
+    train_averages(api, name, use_resource) for api in (mixed_precision, native)
+  ]
+  testing.assert_same(ours, theirs)
+  assert ours[-1]["global_step:0"] == 3  # They count averages.
+
+
+@needs_contrib
+@pytest.mark.parametrize("name", FAILING)
+def test_optimizers_that_fail_in_contrib_train(name):
+  with pytest.raises((TypeError, ValueError)):
+    train(native, make_manager, ".", FAILING[name])
+  history = train(mixed_precision, make_manager, ".", FAILING[name])
+  assert history[1]["global_step:0"] == 1
+
+
+@needs_contrib
 def test_all_optimizers_are_compared():
-  names = {name for name in dir(tf.train) if name.endswith("Optimizer")}
-  made = {type(make()).__name__ for make in OPTIMIZERS.values()}
+  names = set()
+  for module in (tf.train, contrib_opt):
+    for name, cls in vars(module).items():
+      if isinstance(cls, type) and issubclass(cls, tf.train.Optimizer):
+        names.add(name)
+  makers = [*OPTIMIZERS.values(), *FAILING.values()]
+  made = {type(make()).__name__ for make in makers}
+  made.update(name + "Optimizer" for name in AVERAGING)
   assert names - made == {"Optimizer", "SyncReplicasOptimizer"}
 
 

@@ -71,10 +71,10 @@ def compare(top, *program):
     return json.load(file)["runs"]["mp_compat"]
 
 
-def exchange(top):
+def exchange(top, folder=""):
   """Exchanges the folders of `compare`: each of two classes continues from what the
   other has written. TensorFlow's class reads only the names that it writes, so it gets a
-  converted checkpoint.
+  converted checkpoint. The program writes its checkpoints to `folder`.
   """
   for source, target in [
     ("original", "exchanged"),
@@ -82,10 +82,11 @@ def exchange(top):
     ("exchanged", "mp_compat"),
   ]:
     os.rename(os.path.join(top, source), os.path.join(top, target))
-  written = _latest(os.path.join(top, "original"))
+  written = _latest(os.path.join(top, "original", folder))
   converted = os.path.join(top, "converted", os.path.basename(written))
   convert = [sys.executable, "-m", "mp_compat", "checkpoint", "convert"]
-  run(convert + [written, converted, "--like", _latest(os.path.join(top, "mp_compat"))])
+  like = _latest(os.path.join(top, "mp_compat", folder))
+  run([*convert, written, converted, "--like", like])
   for path in glob.glob(glob.escape(converted) + ".*"):
     os.replace(path, os.path.join(os.path.dirname(written), os.path.basename(path)))
 

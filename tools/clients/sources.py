@@ -30,7 +30,7 @@ from mp_compat import __main__ as command_line
 # diffs and the sources.
 EXPECTED = {
   "tensor2tensor==1.15.7": (1, {"checkpoints": 1, "unresolved": 3}),
-  "OpenNMT-tf==2.8.1": (2, {"isinstance": 1}),
+  "OpenNMT-tf==2.8.1": (2, {"automatic-casts": 2, "isinstance": 1}),
   "tf-models-official==2.2.2": (
     8,
     {"checkpoints": 3, "isinstance": 2, "wrapped-twice": 2, "text": 1},

@@ -84,7 +84,7 @@ def main():
         bool(skipped) == (way == "half"),
         "{} steps of {} were skipped.".format(skipped, way),
       )
-    client.exchange(top)
+    client.exchange(top, "half")
     train(top, "half", 2 * steps)
 
 

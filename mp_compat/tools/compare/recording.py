@@ -15,8 +15,6 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
-from mp_compat.core import matching
-
 ORIGINAL, SCALED, UNSCALED = "original", "mp_compat", "without"
 SHOWN = 3  # variables whose values are kept where they differ
 
@@ -119,6 +117,9 @@ class Record(NamedTuple):
 
 # Names of the same variable in two graphs, the reference's first; None where it lacks.
 _Pairs = List[Tuple[Optional[str], Optional[str]]]
+# What variables have in common that an optimizer creates in either run: the last part
+# of their names, without a number, and the shape.
+_Kind = Tuple[str, Tuple[int, ...]]
 
 
 def read_notes(path: str) -> Notes:
@@ -244,20 +245,48 @@ def _differing_pairs(reference: Record, record: Record, state: bool) -> _Pairs:
 def _pairs(reference: Variables, variables: Variables, state: bool) -> _Pairs:
   """Returns pairs of names, None for a variable that only one has; `state`: whether
   those of loss scales count.
+
+      for variables of a kind:
+        as many in both graphs, of other names: by the order of creation
+        else: by name
+
+  A program creates its variables in the same order in each run. Loss scaling changes
+  the scopes and numbers in the names of those that an optimizer creates when it applies
+  gradients, so that one name can be that of two optimizers' variables.
   """
-  # Shapes are in the order of creation.
-  wanted = matching.Variables(variables.shapes, list(variables.shapes))
-  found = matching.Variables(reference.shapes, list(reference.shapes))
-  matched = matching.match(
-    variables.shapes, wanted, found, matching.assume_different
-  ).names
-  pairs: _Pairs = [(matched.get(name), name) for name in variables.shapes]
-  missing = set(reference.shapes) - set(matched.values())
+  theirs = _counted(reference, state)
+  ours = _counted(variables, state)
+  their_kinds = _by_kind(reference, theirs)
+  matched: Dict[str, str] = {}
+  for kind, names in _by_kind(variables, ours).items():
+    others = their_kinds.get(kind, [])
+    sources = names
+    if len(others) == len(names) and set(others) != set(names):
+      sources = others
+    for name, source in zip(names, sources):
+      if source in others:
+        matched[name] = source
+  pairs: _Pairs = [(matched.get(name), name) for name in ours]
+  missing = set(theirs) - set(matched.values())
   pairs += [(name, None) for name in sorted(missing)]
+  return pairs
+
+
+def _counted(variables: Variables, state: bool) -> List[str]:
+  """Returns the names of variables in the order of creation; with those of loss scales
+  if `state`.
+  """
   if state:
-    return pairs
-  without_state: _Pairs = []
-  for one, two in pairs:
-    if one not in reference.state and two not in variables.state:
-      without_state.append((one, two))
-  return without_state
+    return list(variables.shapes)
+  return [name for name in variables.shapes if name not in variables.state]
+
+
+def _by_kind(variables: Variables, names: List[str]) -> Dict[_Kind, List[str]]:
+  """Returns `names` by kind, each in their order."""
+  kinds: Dict[_Kind, List[str]] = {}
+  for name in names:
+    _, _, last_part = name.rpartition("/")
+    stem = re.sub(r"_\d+$", "", last_part)
+    shape = tuple(variables.shapes[name])
+    kinds.setdefault((stem, shape), []).append(name)
+  return kinds

@@ -3,7 +3,17 @@
 executes and the steps that the graph records (`steps`). Changes no graph.
 """
 
-from typing import Container, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Set
+from typing import (
+  Container,
+  Dict,
+  FrozenSet,
+  Iterable,
+  List,
+  Mapping,
+  NamedTuple,
+  Optional,
+  Set,
+)
 
 from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import tf
@@ -48,13 +58,13 @@ def effects_of(
   """
   executed = set(runs.executed_ops(elements, fed))
   calls = effects.call_types(executed, graph)
-  written = {op: _written_by(op) for op in effects.changing(executed, calls, graph)}
+  written: Dict[tf.Operation, Set[str]] = {}
+  for op in effects.changing(executed, calls, graph):
+    written[op] = _written_by(op)
+  names: FrozenSet[str] = frozenset().union(*written.values())
   executed_steps = _executed_steps(graph, executed, written, calls)
-  return Effects(
-    frozenset().union(*written.values()) - _local_names(graph),
-    executed_steps,
-    _computed_decisions(graph, executed_steps, executed),
-  )
+  decisions = _computed_decisions(graph, executed_steps, executed)
+  return Effects(names - _local_names(graph), executed_steps, decisions)
 
 
 def _executed_steps(
@@ -79,8 +89,9 @@ def _executed_steps(
       by_calls |= names
   found = []
   for step in steps.steps_in(graph):
-    may_be_called = step.is_called and not by_calls.isdisjoint(step.variables)
-    if may_be_called or not executed.isdisjoint(step.ops):
+    is_executed = executed & step.ops
+    may_be_called = step.is_called and by_calls & step.variables
+    if is_executed or may_be_called:
       found.append(step)
   return found
 
@@ -100,7 +111,8 @@ def _computed_decisions(
       by_name.update(step.decisions)
   computed = []
   for tensor in by_name.values():
-    if tensor.graph is graph and tensor.op in executed and graph.is_fetchable(tensor):
+    is_executed = tensor.op in executed  # An op of another graph is not.
+    if is_executed and graph.is_fetchable(tensor):
       computed.append(tensor)
   return computed
 
@@ -115,16 +127,20 @@ def _written_by(op: tf.Operation) -> Set[str]:
   The set is empty if these are other resources, such as iterators.
   """
   # Conditionals, loops and functions have the attribute, from 2.3 on.
-  only_read = op.node_def.attr["_read_only_resource_inputs"].list.i
+  only_read = op.node_def.attr["_read_only_resource_inputs"]
   handles = []
   for index, tensor in enumerate(op.inputs):
-    if tensor.dtype == tf.resource and index not in only_read:
+    is_read = index in only_read.list.i
+    if tensor.dtype == tf.resource and not is_read:
       handles.append(tensor)
   for tensor, argument in zip(op.inputs, op.op_def.input_arg):
     if argument.is_ref:
       handles.append(tensor)
-  found = contexts.search_back(handles, _copied_handles)
-  return {handle.op.name for handle in found if handle.op.type in VARIABLE_OPS}
+  names = set()
+  for handle in contexts.search_back(handles, _copied_handles):
+    if handle.op.type in VARIABLE_OPS:
+      names.add(handle.op.name)
+  return names
 
 
 def _copied_handles(handle: tf.Tensor) -> List[tf.Tensor]:
@@ -148,16 +164,24 @@ def variable_values(graph: tf.Graph) -> Dict[str, tf.Tensor]:
   local = _local_names(graph)
   values = {}
   for op in graph.get_operations():
-    if op.type not in VARIABLE_OPS or op.name in local:
-      continue
-    if op.type != "VarHandleOp":  # a reference variable is its own value
-      values[op.name] = op.outputs[0]
-      continue
-    handle = op.outputs[0]
-    reads = [consumer for consumer in handle.consumers() if _only_reads(consumer)]
-    if reads:
-      values[op.name] = reads[0].outputs[0]
+    if op.type in VARIABLE_OPS and op.name not in local:
+      value = _value_of(op)
+      if value is not None:
+        values[op.name] = value
   return values
+
+
+def _value_of(variable: tf.Operation) -> Optional[tf.Tensor]:
+  """Returns an existing tensor that reads a variable, given by its op; None if there is
+  none.
+  """
+  (handle,) = variable.outputs
+  if variable.type != "VarHandleOp":  # a reference variable is its own value
+    return handle
+  for consumer in handle.consumers():
+    if _only_reads(consumer):
+      return consumer.outputs[0]
+  return None
 
 
 def _only_reads(op: tf.Operation) -> bool:
@@ -178,5 +202,8 @@ def _local_names(graph: tf.Graph) -> FrozenSet[str]:
 
 def _names_in(graph: tf.Graph, collection: str) -> FrozenSet[str]:
   """Returns the names of the variables in a collection of a graph."""
-  variables = graph.get_collection(collection)
-  return frozenset(variable.name.rpartition(":")[0] for variable in variables)
+  names = set()
+  for variable in graph.get_collection(collection):
+    name, _, _ = variable.name.rpartition(":")
+    names.add(name)
+  return frozenset(names)

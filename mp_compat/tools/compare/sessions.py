@@ -4,48 +4,63 @@ sessions. Reads variables in a session.
 """
 
 import functools
-from typing import Any, Callable, Dict, FrozenSet, List, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple
 
 from mp_compat._tensorflow import sessions
 from mp_compat._tensorflow import tf
 from mp_compat.graph import graphs
 from mp_compat.graph import runs
 
+Tensors = List[tf.Tensor]
+
+
+class Ran(NamedTuple):
+  """What a run returned.
+
+  Attributes:
+    result: What the program gets.
+    decided: The decisions that were read, by name.
+  """
+
+  result: Any
+  decided: Dict[str, bool]
+
+
 # Runs what the program runs, and reads scalar bool tensors, which decide whether steps
-# are applied. Returns the result of the run, and what was read, by name. A partial run
-# reads only what is fed.
-Run = Callable[[List[tf.Tensor]], Tuple[Any, Dict[str, bool]]]
+# are applied. A partial run reads only what is fed.
+Run = Callable[[Tensors], Ran]
 # Called as `around(session, elements, fed, run)`, in place of a run.
 Around = Callable[[tf.Session, List[runs.Element], FrozenSet[str], Run], object]
 _Function = Callable[..., Any]
+_End = Callable[[tf.Session], None]
+
+_NOT_INITIALIZED = (tf.errors.FailedPreconditionError, tf.errors.NotFoundError)
 
 
 def _ignore(session: tf.Session) -> None:
   """Does nothing."""
 
 
-def observe(around: Around, end: Callable[[tf.Session], None] = _ignore) -> None:
+def observe(around: Around, end: _End = _ignore) -> None:
   """Makes each run of any session call `around(session, elements, fed, run)`, and
   return what it returns; calls `end(session)` before a session is closed.
 
       def around(session, elements, fed, run):
-        result, read = run(decisions)     # result: what the program gets
+        result, decided = run(decisions)
         return result
 
   `elements` are the ops and tensors that the run executes, `fed` the names of the
   tensors that it feeds. `around` calls `run(decisions)`, with the tensors to read.
-  `read` has their values by name, without those that the run could not read.
   """
   base = sessions.Base
   base.close = _observed_close(base.close, end)
   sessions.wrap_run(lambda run: _observed_run(around))
   base.make_callable = _observed_make_callable(base.make_callable)
-  sessions.wrap_make_callable_from_options(
-    lambda make_callable: _observed_make_callable_from_options(make_callable, around)
-  )
+  wrap = functools.partial(_observed_make_callable_from_options, around)
+  sessions.wrap_make_callable_from_options(wrap)
 
 
-def _observed_close(close: _Function, end: Callable[[tf.Session], None]) -> _Function:
+def _observed_close(close: _Function, end: _End) -> _Function:
   """Returns what replaces `BaseSession.close`."""
 
   @functools.wraps(close)
@@ -71,13 +86,15 @@ def _observed_run(around: Around) -> _Function:
     fed = frozenset(tensor.name for tensor in fed_tensors)
     is_partial = handle is not None
 
-    def run(decisions: List[tf.Tensor]) -> Tuple[Any, Dict[str, bool]]:
+    def run(decisions: Tensors) -> Ran:
       """Reads `decisions` in the run of the program; see `Run`."""
-      read = {}
+      readable = {}
       for tensor in decisions:
         if not is_partial or tensor.name in fed:
-          read[tensor.name] = tensor
-      return sessions.run(self, handle, (fetches, read), feeds, *args)
+          readable[tensor.name] = tensor
+      extended = fetches, readable
+      returned = sessions.run(self, handle, extended, feeds, *args)
+      return Ran(*returned)
 
     return around(self, elements, fed, run)
 
@@ -88,9 +105,13 @@ def _observed_make_callable(make_callable: _Function) -> _Function:
   """Returns what replaces `BaseSession.make_callable`; its callables call `run`."""
 
   def observed_make_callable(
-    self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False
+    self: Any,
+    fetches: Any,
+    feed_list: Any = None,
+    accept_options: bool = False,
   ) -> _Function:
-    make_callable(self, fetches, feed_list, accept_options)  # checks the arguments
+    # It checks the arguments.
+    make_callable(self, fetches, feed_list, accept_options)
 
     def call(*values: object, **options: object) -> object:
       feeds = dict(zip(feed_list or [], values))
@@ -102,7 +123,7 @@ def _observed_make_callable(make_callable: _Function) -> _Function:
 
 
 def _observed_make_callable_from_options(
-  make_callable: _Function, around: Around
+  around: Around, make_callable: _Function
 ) -> _Function:
   """Returns what replaces `BaseSession._make_callable_from_options`, which Keras
   calls.
@@ -113,8 +134,10 @@ def _observed_make_callable_from_options(
   """
 
   def observed_make_callable(self: tf.Session, options: Any) -> _Function:
-    names = [*options.target, *options.fetch]
-    elements = [self.graph.as_graph_element(name) for name in names]
+    elements: List[runs.Element] = []
+    for name in (*options.target, *options.fetch):
+      element = self.graph.as_graph_element(name)
+      elements.append(element)
     fed = frozenset(options.feed)
     count = len(options.fetch)
 
@@ -127,10 +150,15 @@ def _observed_make_callable_from_options(
       return make_callable(self, extended)
 
     def call(*values: object, **keywords: object) -> object:
-      def run(decisions: List[tf.Tensor]) -> Tuple[Any, Dict[str, bool]]:
-        further = [tensor.name for tensor in decisions if tensor.name not in fed]
-        results = callable_with(*further)(*values, **keywords)
-        return results[:count], dict(zip(further, results[count:]))
+      def run(decisions: Tensors) -> Ran:
+        further = []
+        for tensor in decisions:
+          if tensor.name not in fed:
+            further.append(tensor.name)
+        run_extended = callable_with(*further)
+        results = run_extended(*values, **keywords)
+        decided = dict(zip(further, results[count:]))
+        return Ran(results[:count], decided)
 
       return around(self, elements, fed, run)
 
@@ -148,14 +176,15 @@ def read(sess: tf.Session, tensors: Dict[str, tf.Tensor]) -> Dict[str, Any]:
   """
   try:
     return sessions.run(sess, None, tensors, None, None, None)
-  except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
-    names = list(tensors)
-    if len(names) <= 1:
+  except _NOT_INITIALIZED:
+    if len(tensors) == 1:
       return {}
+  names = list(tensors)
   middle = len(names) // 2
   values = {}
   for half in (names[:middle], names[middle:]):
-    values.update(read(sess, {name: tensors[name] for name in half}))
+    some = {name: tensors[name] for name in half}
+    values.update(read(sess, some))
   return values
 
 

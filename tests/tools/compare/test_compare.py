@@ -485,6 +485,12 @@ def test_other_changes_of_variables_are_seen(code, arguments, words, compare):
     (2, "evaluates.py thread loads renamed", ["with mp_compat: A session was run by"]),
     # What is assigned after the last step, and is not trained.
     (1, "evaluates.py increments otherwise", [OTHER.format(4), "  rate: 1 of 1"]),
+    # What is assigned between multiples of --every.
+    (
+      1,
+      "--every 3 evaluates.py between otherwise",
+      ["the first difference is at step 3.", "  rate: 1 of 1"],
+    ),
     # Runs that fail.
     (0, "evaluates.py fails", ["  5 train steps", "after each of 5 steps"]),
     (
@@ -507,6 +513,8 @@ def test_other_changes_of_variables_are_seen(code, arguments, words, compare):
     # Each run of a tf.py_function has a tape; the program may have one inside.
     (0, "evaluates.py py_function", ["after each of 4 steps"]),
     (2, "evaluates.py tape", ["Eager training was seen"]),
+    # A name that has lost its scope.
+    (0, "scoped.py", ["4 variables after each of 4 steps"]),
     # An op that gets no seed otherwise.
     (0, "evaluates.py box", ["after each of 4 steps"]),
   ],

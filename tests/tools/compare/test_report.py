@@ -315,6 +315,36 @@ def test_records_differ_by_values():
       assert (found and found.is_of_step) is is_of_step
 
 
+@pytest.mark.parametrize(
+  "theirs, ours, expected",
+  [
+    # In other conditionals and scopes, by the order of creation.
+    ("cond_1/power cond_3/power w", "power power_1 w", "1:1 2:2 3:3"),
+    ("cond_1/power power", "power power_1", "1:1 2:2"),
+    ("Adam/iter w", "scope/Adam/iter w", "1:1 2:2"),
+    # By name, if threads create them in another order.
+    ("a/w b/w", "b/w a/w", "1:2 2:1"),
+    # Those that one of the graphs lacks.
+    ("w v", "w more v", "1:1 2:3 -:2"),
+    ("a/w w", "w", "1:- 2:1"),
+    ("w", "b/w a/w w", "-:1 -:2 1:3"),
+  ],
+)
+def test_variables_are_paired(theirs, ours, expected):
+  sides = []
+  for names in (theirs.split(), ours.split()):
+    shapes = {name: [] for name in names}
+    sides.append((names, recording.Variables(shapes, {})))
+  (names, reference), (others, variables) = sides
+  pairs = recording._pairs(reference, variables, True)
+  found = set()
+  for one, two in pairs:
+    their_place = names.index(one) + 1 if one else "-"
+    our_place = others.index(two) + 1 if two else "-"
+    found.add("{}:{}".format(their_place, our_place))
+  assert found == set(expected.split())
+
+
 def test_records_are_found_in_any_order(tmp_path):
   """Threads change the order of the records of several sessions."""
   path = tmp_path / "recording"

@@ -28,3 +28,7 @@ def test_only_ops_without_seed_get_the_next_one(graph, monkeypatch):
   ]
   assert [op.get_attr("seed2") for op in (boxes, normal)] == [2, 3]
   assert boxes.get_attr("seed") == ops[0].get_attr("seed") != 0
+  # A pooling that is random fails with a seed.
+  tf.nn.fractional_max_pool(tf.zeros([1, 4, 4, 1]), [1.0, 1.5, 1.5, 1.0])
+  (pool,) = [op for op in graph.get_operations() if op.type == "FractionalMaxPool"]
+  assert pool.get_attr("seed") == pool.get_attr("seed2") == 0

@@ -68,9 +68,11 @@ with tf.Session() as sess:
   if "thread" in args:
     saver.save(sess, "./model")
     thread.start()
-  for _ in range(4):
+  for step in range(4):
     feed = np.abs(np.random.normal(size=2)) + (differs and "warms" in args)
     sess.run(train_op, {x: feed})
+    if "between" in args and step == 0:
+      sess.run(increment)
   if "thread" in args:
     thread.join()
   elif "loads" in args or "closes" in args:
