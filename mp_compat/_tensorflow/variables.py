@@ -53,11 +53,11 @@ def save_slice_info(variable: tf.Variable) -> Optional[Any]:
   return variable._get_save_slice_info()
 
 
-def trainable_names(meta_graph: tf.MetaGraphDef) -> Set[str]:
-  """Returns the names of the trainable variables of a graph."""
+def names_of_model(meta_graph: tf.MetaGraphDef) -> Set[str]:
+  """Returns the names of the trainable variables of a graph, and of its global step."""
   names: Set[str] = set()
-  collection = meta_graph.collection_def[tf.GraphKeys.TRAINABLE_VARIABLES]
-  for variable in collection.bytes_list.value:
-    definition = variable_pb2.VariableDef.FromString(variable)
-    names.add(definition.variable_name.rpartition(":")[0])
+  for key in (tf.GraphKeys.TRAINABLE_VARIABLES, tf.GraphKeys.GLOBAL_STEP):
+    for variable in meta_graph.collection_def[key].bytes_list.value:
+      definition = variable_pb2.VariableDef.FromString(variable)
+      names.add(definition.variable_name.rpartition(":")[0])
   return names

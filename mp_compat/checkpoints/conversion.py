@@ -105,7 +105,7 @@ def convert(
       the enclosing conditional: `cond_3/beta1_power` if the program itself builds two.
       Its `.meta` file, if there is one, is copied too.
     state: the initial values of further variables of the loss scale, which a subclass
-      added, by name: ints for int64, floats for float32 (with `like`, its dtypes).
+      added, by name: ints for int64, floats for float32.
       "plain" omits them; they are added where `source` lacks them.
     name_map: names in `source` by those to write, for variables of which an error says
       that they are not certain.
@@ -136,34 +136,30 @@ def convert(
       "tf.train.Checkpoint(optimizer=opt.inner_optimizer).".format(checkpoint.path)
     )
   files.check_no_pattern(target)
-  is_unfinished = files.checkpoint_exists(target) and not _is_listed(target)
-  if not is_unfinished and (files.checkpoint_exists(target) or tf.gfile.Exists(target)):
-    raise _exists(target)
-  _check_names(name_map, checkpoint)
+  if files.checkpoint_exists(target) or tf.gfile.Exists(target):
+    raise ValueError(
+      "{} exists and is not overwritten. Pass another path.".format(target)
+    )
+  meta = ""
   if to is not None:
-    names = _names_in(to, checkpoint, state, name_map)
-    values = _values(checkpoint, names, naming_schemes.SCHEMES[to], _initial(state))
-    _write(values, target)
+    _check_names(name_map, checkpoint, name_map)
+    found = checkpoint.variables_without({*state, *name_map.values()})
+    names = translation.translate(found, to, checkpoint.have_equal_values, name_map)
+    scheme = naming_schemes.SCHEMES[to]
+    if scheme.state:
+      for name in state:
+        names[name] = name if name in checkpoint.shapes else None
   else:
     assert like is not None  # checked above
     example = files.Checkpoint(files.resolve_path(like))
+    _check_names(name_map, checkpoint, example.shapes)
     names = _names_like(example, checkpoint, state, name_map)
     scheme = naming_schemes.recognize(example.shapes)
-    dtypes = {name: example.dtypes[name] for name in names.keys() & state}
-    values = _values(checkpoint, names, scheme, _initial(state, dtypes))
-    _write(values, target)
     meta = "{}.meta".format(example.path)
-    if tf.gfile.Exists(meta):
-      tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
-  _make_latest(target)
+  _write(_values(checkpoint, names, scheme, state), target)
+  if tf.gfile.Exists(meta):
+    tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
   return inspect(target, state)
-
-
-def _exists(target: str) -> ValueError:
-  """Returns the error for a checkpoint at the path to write."""
-  return ValueError(
-    "{} exists and is not overwritten. Pass another path.".format(target)
-  )
 
 
 class _Value(NamedTuple):
@@ -183,113 +179,56 @@ def _make_latest(path: str) -> None:
   continue.
   """
   directory = os.path.dirname(path) or "."
-  tf.train.update_checkpoint_state(directory, path, [*_listed(directory), path])
-
-
-def _listed(directory: str) -> List[str]:
-  """Returns the paths of the checkpoints that the state of a directory lists."""
   state = tf.train.get_checkpoint_state(directory)
-  return list(state.all_model_checkpoint_paths) if state else []
+  others = state.all_model_checkpoint_paths if state else []
+  tf.train.update_checkpoint_state(directory, path, [*others, path])
 
 
-def _is_listed(path: str) -> bool:
-  """Returns whether a directory's state lists a checkpoint: it does not if a conversion
-  was killed before that.
+def _check_names(
+  name_map: Mapping[str, str], source: files.Checkpoint, targets: Container[str]
+) -> None:
+  """Raises a ValueError if `name_map` has a name that is not in `source` or `targets`,
+  or one of `source` twice.
   """
-  directory, name = os.path.split(path)
-  return name in [os.path.basename(other) for other in _listed(directory or ".")]
-
-
-def _initial(
-  state: Mapping[str, float], dtypes: Mapping[str, tf.DType] = MappingProxyType({})
-) -> Dict[str, _Value]:
-  """Returns the initial values of a program's own state by name, in `dtypes`, or else
-  int64 for ints and float32 for floats.
-  """
-  result: Dict[str, _Value] = {}
-  for name, value in state.items():
-    default = tf.int64 if isinstance(value, int) else tf.float32
-    dtype = dtypes.get(name, default)
-    result[name] = _Value(np.asarray(value, dtype.as_numpy_dtype), dtype)
-  return result
-
-
-def _check_names(name_map: Mapping[str, str], source: files.Checkpoint) -> None:
-  """Raises a ValueError if `name_map` has names that are not in `source`."""
-  unknown = sorted(set(name_map.values()).difference(source.shapes))
-  if unknown:
-    raise ValueError(
-      "Expected in the name map the names in {} by the names to write, but it does not "
-      "have {}. It has: {}.".format(
-        source.path, ", ".join(unknown), ", ".join(sorted(source.shapes))
+  counts = collections.Counter(name_map.values())
+  for target, name in sorted(name_map.items()):
+    if target not in targets or name not in source.shapes or counts[name] > 1:
+      raise ValueError(
+        "Expected in the name map names in {} by names to write, each once, but got {} "
+        "as {}. It has: {}.".format(
+          source.path, name, target, ", ".join(sorted(source.shapes))
+        )
       )
-    )
-
-
-def _names_in(
-  to: str,
-  source: files.Checkpoint,
-  own: Iterable[str],
-  name_map: Mapping[str, str],
-) -> Dict[str, Optional[str]]:
-  """Returns for each name in a naming scheme the name in `source` to copy from.
-
-  Args:
-    to: the name of the naming scheme.
-    source: the checkpoint.
-    own: the names of the program's own state, which are the same in each scheme.
-    name_map: names in `source` by names to write, which are certain. It has all
-      variables of a kind (`matching.kinds`) that are to be written.
-
-  Returns:
-    The names in `source`; None for state that starts anew.
-
-  Raises:
-    ValueError: If the scheme is unknown, or the names are not certain.
-  """
-  left_out = {*own, *name_map.values()}
-  for kind, members in matching.kinds(source.variables).items():
-    names = {member.name for member in members}
-    if matching.is_renamed(kind, members) and names & left_out:
-      left_out |= names
-  found = source.variables_without(left_out)
-  result = translation.translate(found, to, source.have_equal_values)
-  result.update(name_map)
-  if to != "plain":
-    for name in own:
-      result[name] = name if name in source.shapes else None
-  return result
 
 
 def _names_like(
   like: files.Checkpoint,
   source: files.Checkpoint,
-  own: Container[str],
+  own: Iterable[str],
   name_map: Mapping[str, str],
 ) -> Dict[str, Optional[str]]:
   """Returns for each name in `like` the name in `source` to copy from, which is that in
   `name_map`, if it has one; None for state that starts anew. Raises a ValueError if the
   names are not certain, or missing.
   """
-  wanted = like.variables_without(name_map)
-  found = source.variables_without(set(name_map.values()))
-  matched = matching.match(wanted.shapes, wanted, found, source.have_equal_values)
+  matched = matching.match(
+    like.shapes.keys() - name_map.keys(),
+    like.variables_without(name_map),
+    source.variables_without(set(name_map.values())),
+    source.have_equal_values,
+  )
   matched.names.update(name_map)
   if matched.ambiguous:
     remedy = "Pass it as `name_map` (--name-map FILE)."
     raise ValueError(files.ambiguity(matched, source.path, remedy))
   state = naming_schemes.state(like.shapes)
-  missing: List[str] = []
-  for name in sorted(like.shapes):
-    if name not in matched.names and name not in state and name not in own:
-      missing.append(name)
+  required = like.shapes.keys() - state.keys() - set(own)
+  missing = required - matched.names.keys()
   if missing:
     raise ValueError(
-      "Expected the variables of {}, but {} does not have these in the same shape: {}. "
-      "Pass checkpoints of the same model, as `state` the variables of a loss scale of "
-      "your own, and as `name_map` (--name-map FILE) the names that are others there. "
-      "It has: {}.".format(
-        like.path, source.path, ", ".join(missing), ", ".join(sorted(source.shapes))
+      "Expected the variables of {}. {} Pass as `state` the variables of a loss scale "
+      "of your own, and as `name_map` (--name-map FILE) names that are others.".format(
+        like.path, files.missing(missing, source)
       )
     )
   return {name: matched.names.get(name) for name in sorted(like.shapes)}
@@ -299,52 +238,45 @@ def _values(
   source: files.Checkpoint,
   names: Mapping[str, Optional[str]],
   scheme: NamingScheme,
-  initial: Mapping[str, _Value],
+  own: Mapping[str, float],
 ) -> Dict[str, _Value]:
   """Returns the values to write by name.
 
       a name with one in `source`: the value there, with its dtype
-      state of a loss scale: that value, or else its initial value in `scheme`,
+      a variable of a loss scale: that value, or else its initial value in `scheme`,
         converted to its dtype in `scheme`, such as int32 counts to int64
-      other state that a subclass added: its value in `initial`
+      other state that a subclass added: its value in `own`, as int64 or float32
 
   Args:
     source: the checkpoint to copy from.
     names: for each name to write, that in `source`; None for state to add, which is a
       scalar.
     scheme: the naming scheme to write, with the dtypes and the initial values of the
-      loss scale's state.
-    initial: the initial values of the program's own state.
+      loss scale's variables.
+    own: the initial values of the program's own state.
   """
   shapes = {name: source.shapes[old] if old else () for name, old in names.items()}
   roles = naming_schemes.state(shapes)
   values: Dict[str, _Value] = {}
   for name, old in names.items():
-    if old is not None:
-      values[name] = _Value(source.read(old), source.dtypes[old])
-    elif name in initial:
-      values[name] = initial[name]
+    initial: float = own.get(name, 0)
+    dtype = tf.int64 if isinstance(initial, int) else tf.float32
     if name in roles:
       variable = scheme.variable(roles[name])
-      array = np.asarray(variable.initial)
-      if name in values:
-        array = values[name].array
-      dtype = tf.as_dtype(variable.dtype)
-      values[name] = _Value(array.astype(variable.dtype), dtype)
+      initial, dtype = variable.initial, tf.as_dtype(variable.dtype)
+    elif old:
+      dtype = source.dtypes[old]
+    array = source.read(old) if old else np.asarray(initial)
+    if name in roles or not old:
+      array = array.astype(dtype.as_numpy_dtype)
+    values[name] = _Value(array, dtype)
   return values
 
 
 def _write(values: Dict[str, _Value], target: str) -> None:
   """Writes a checkpoint to a temporary directory, compares it with `values`, and moves
-  it to `target`, index last.
-
-  Keeps what a conversion that was killed wrote there; raises a ValueError if it has
-  other variables or values.
+  it to `target`, which becomes the latest checkpoint of its directory.
   """
-  if files.checkpoint_exists(target):
-    if _different(values, target):
-      raise _exists(target)
-    return
   temporary = "{}.unfinished-{}-{}".format(target, platform.node(), os.getpid())
   tf.gfile.MakeDirs(temporary)
   try:
@@ -356,9 +288,13 @@ def _write(values: Dict[str, _Value], target: str) -> None:
       raise tf.errors.DataLossError(
         None, None, message.format(", ".join(different), prefix)
       )
-    # The index is moved last: without it, there is no checkpoint.
-    for part in (".data-00000-of-00001", ".index"):
-      tf.gfile.Rename(prefix + part, target + part, overwrite=True)
+    tf.gfile.Rename(
+      prefix + ".data-00000-of-00001", target + ".data-00000-of-00001", overwrite=True
+    )
+    _make_latest(target)
+    # The index is last: without it, there is no checkpoint, and none that is not the
+    # latest. The same conversion can then be run again.
+    tf.gfile.Rename(prefix + ".index", target + ".index", overwrite=True)
   finally:
     # In memory, a folder without files does not exist.
     if tf.gfile.Exists(temporary):

@@ -172,33 +172,43 @@ class Checkpoint:
         raise data_loss_error(self.path, error) from error
 
   def have_equal_values(self, names: Sequence[str]) -> bool:
-    """Returns whether variables have the same dtype and value, bit for bit."""
-    if len(names) < 2:
-      return True
-    if len({(self.dtypes[name], self.shapes[name]) for name in names}) > 1:
-      return False
-    return len({self.read(name).tobytes() for name in names}) == 1
+    """Returns whether variables have the same dtype, shape and value, bit for bit;
+    False for several if the checkpoint lacks one.
+    """
+    if len(names) < 2 or not self.shapes.keys() >= set(names):
+      return len(names) < 2
+    values: Set[object] = set()
+    for name in names:
+      array = self.read(name)
+      values.add((self.dtypes[name], array.shape, array.tobytes()))
+    return len(values) == 1
 
   @property
   def variables(self) -> matching.Variables:
-    """Returns the variables; the `.meta` file beside the checkpoint tells in which
-    order the program created them, and the name scopes that TensorFlow's class dropped.
+    """Returns the variables of the program that wrote the checkpoint: those in the
+    `.meta` file beside it, or else only those in the checkpoint.
     """
     if self._variables is None:
       meta_graph = _meta_graph("{}.meta".format(self.path))
       nodes = meta_graph.graph_def.node
-      names = [node.name for node in nodes if node.op in _VARIABLES]
-      order = [name for name in names if name in self.shapes]
-      weights = tf_variables.trainable_names(meta_graph)
+      shapes: Dict[str, naming_schemes.Shape] = {}
+      for node in nodes:
+        if node.op in _VARIABLES:
+          shapes[node.name] = [dim.size for dim in node.attr["shape"].shape.dim]
       self._variables = matching.Variables(
-        self.shapes, order, scopes=_lost_scopes(nodes), weights=weights
+        {**shapes, **self.shapes},
+        order=list(shapes),
+        created=_in_conditionals(nodes),
+        scopes=_lost_scopes(nodes, tf_variables.names_of_model(meta_graph)),
+        unsaved=shapes.keys() - self.shapes.keys(),
       )
     return self._variables
 
   def variables_without(self, names: Container[str]) -> matching.Variables:
-    """Returns the variables but those with some names."""
-    shapes = {name: self.shapes[name] for name in self.shapes if name not in names}
-    return self.variables._replace(shapes=shapes)
+    """Returns `variables` but those with some names."""
+    shapes = self.variables.shapes
+    kept = {name: shapes[name] for name in shapes if name not in names}
+    return self.variables._replace(shapes=kept)
 
 
 def _meta_graph(path: str) -> tf.MetaGraphDef:
@@ -212,16 +222,28 @@ def _meta_graph(path: str) -> tf.MetaGraphDef:
     return tf.MetaGraphDef()
 
 
-def _lost_scopes(nodes: Iterable[tf.NodeDef]) -> Dict[str, str]:
-  """Returns the name scopes of conditionals of control flow v2, by the names of the
-  variables without scope that they use: those created in them have lost it.
+def _in_conditionals(nodes: Sequence[tf.NodeDef]) -> Set[str]:
+  """Returns the names of the ops in conditionals of control flow v1."""
+  end = "pred_id"  # Each has an op of this name; a scope called "cond" has none.
+  scopes = [node.name[: -len(end)] for node in nodes if node.name.endswith("/" + end)]
+  return {node.name for node in nodes if node.name.startswith(tuple(scopes))}
+
+
+def _lost_scopes(
+  nodes: Iterable[tf.NodeDef], weights: Container[str]
+) -> Dict[str, str]:
+  """Returns the name scopes that the variables, other than weights, would have that
+  conditionals of control flow v2 use: those created in them have lost the scope of the
+  conditional.
   """
   scopes: Dict[str, str] = {}
   for node in nodes:
     if node.op in _CONDITIONALS:
+      around = naming_schemes.parse(node.name).scope
       for name in node.input:
-        if "/" not in name:
-          scopes[name] = naming_schemes.parse(node.name).scope
+        if name not in weights and not name.startswith(around + "/"):
+          own, _, _ = name.rpartition("/")
+          scopes[name] = naming_schemes.join(around, own) if own else around
   return scopes
 
 
@@ -245,20 +267,32 @@ def match(
     The match of those in `wanted`, by their names there. The other variables of the
     graph are only compared: they show which names in the checkpoint are theirs.
   """
-  variables = dict(wanted)
-  known = {*wanted, *[op for op, _ in wanted.values()]}
-  for name, variable in global_variables(graph).items():
-    if name not in known:
-      variables[name] = variable
+  names = {op: name for name, (op, _) in wanted.items()}
+  variables: Dict[str, Named] = {}  # in the order of creation
+  for op, variable in global_variables(graph).items():
+    variables[names.get(op, op)] = variable
+  variables.update(wanted)
   explicit: Dict[str, str] = {}
   for name, (op, _) in wanted.items():
     is_kept = name != op and name in checkpoint.shapes
     if is_kept and not naming_schemes.is_state_name(name):
       explicit[name] = name
       del variables[name]
+  loss_scales = loss_scale.kinds_of_created(graph)
+  trainable = graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)
+  weights = set(map(op_name, trainable))
   matched = matching.match(
     wanted,
-    _graph_variables(graph, variables),
+    matching.Variables(
+      _shapes(variables),
+      order=list(variables),
+      loss_scales={
+        name: loss_scales[op]
+        for name, (op, _) in variables.items()
+        if op in loss_scales
+      },
+      weights={name for name, (op, _) in variables.items() if op in weights},
+    ),
     checkpoint.variables_without(explicit),
     checkpoint.have_equal_values,
   )
@@ -266,23 +300,24 @@ def match(
   return matched
 
 
-def state_names(graph: tf.Graph, wanted: Mapping[str, Named]) -> Set[str]:
+def state_in(graph: tf.Graph, wanted: Mapping[str, Named]) -> Set[str]:
   """Returns which variables are those of loss scales: of this package, of TensorFlow's
   classes, and of imported graphs. `wanted` is that of `match`.
   """
+  names = set(naming_schemes.state(_shapes(wanted)))
   registered = loss_scale.state_names(graph)
-  names = set(
-    naming_schemes.state({name: shape for name, (_, shape) in wanted.items()})
-  )
-  for name, (op, _) in wanted.items():
-    if op in registered:
-      names.add(name)
+  names.update(name for name, (op, _) in wanted.items() if op in registered)
   return names
 
 
+def _shapes(variables: Mapping[str, Named]) -> Dict[str, naming_schemes.Shape]:
+  """Returns the shapes of variables by name."""
+  return {name: shape for name, (_, shape) in variables.items()}
+
+
 def global_variables(graph: tf.Graph) -> Dict[str, Named]:
-  """Returns (name, shape) of each global variable with a known shape, by its name, as
-  `match` takes them.
+  """Returns (name, shape) of each global variable with a known shape, by its name, in
+  the order of creation, as `match` takes them.
   """
   result: Dict[str, Named] = {}
   for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
@@ -290,27 +325,6 @@ def global_variables(graph: tf.Graph) -> Dict[str, Named]:
     if name and variable.shape.is_fully_defined():
       result[name] = name, tuple(variable.shape.as_list())
   return result
-
-
-def _graph_variables(
-  graph: tf.Graph, variables: Mapping[str, Named]
-) -> matching.Variables:
-  """Returns variables of a graph for `matching.match`."""
-  place = {op.name: number for number, op in enumerate(graph.get_operations())}
-  kinds = loss_scale.kinds_of_created(graph)
-  shapes = {name: shape for name, (_, shape) in variables.items()}
-  order = sorted(shapes, key=lambda name: place[variables[name][0]])
-  trainable = graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)
-  weights = set(map(op_name, trainable))
-  kinds_by_name = {
-    name: kinds[op] for name, (op, _) in variables.items() if op in kinds
-  }
-  return matching.Variables(
-    shapes,
-    order,
-    kinds_by_name,
-    weights={name for name, (op, _) in variables.items() if op in weights},
-  )
 
 
 def ambiguity(match: matching.Match, path: str, remedy: str = "") -> str:
@@ -324,18 +338,31 @@ def ambiguity(match: matching.Match, path: str, remedy: str = "") -> str:
   """
   names = {name: source for name, source in match.names.items() if name != source}
   for name, sources in match.ambiguous.items():
-    if len(sources) == 1:
-      sources = [*sources, "nothing"]
-    names[name] = " or ".join(sources)
+    names[name] = " or ".join([*sources, "nothing"])
   return (
     "The checkpoint {} has variables of several optimizers, and neither their names "
     "nor a .meta file beside it tell which is which. Complete this map of names in the "
     "graph to names in the checkpoint, without those that are nothing there. {} "
-    "{}".format(path, remedy or conversion(path), json.dumps(names, indent=2))
+    "{}".format(path, remedy or _conversion(path), json.dumps(names, indent=2))
   )
 
 
-def conversion(path: str) -> str:
+def missing(names: Iterable[str], checkpoint: Checkpoint) -> str:
+  """Returns the message of an error for variables that a checkpoint lacks."""
+  return (
+    "Not found in the checkpoint {}, which has the naming scheme {}: {}. It has: {}. "
+    "For other names, make a map of those in the graph to those in the checkpoint. "
+    "{}".format(
+      checkpoint.path,
+      naming_schemes.recognize(checkpoint.shapes).name,
+      ", ".join(sorted(names)),
+      ", ".join(sorted(checkpoint.shapes)),
+      _conversion(checkpoint.path),
+    )
+  )
+
+
+def _conversion(path: str) -> str:
   """Returns what an error advises to do with a map of names."""
   return (
     "Write it to a FILE, and restore what `python -m mp_compat checkpoint convert {} "

@@ -3,7 +3,8 @@
 naming scheme.
 """
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+import collections
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
@@ -23,8 +24,8 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
       of pairs.
 
   Returns:
-    A dict, or `wanted` itself if the checkpoint has all its names. Scopes and names
-    without a match are unchanged. The state of a loss scale that the checkpoint lacks,
+    A dict, or a list of pairs as `wanted`. Scopes and names without a match are
+    unchanged. The state of a loss scale that the checkpoint lacks,
     or has in another dtype, is left out and keeps its initial value; logs a warning.
 
   Raises:
@@ -34,22 +35,22 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   """
   wanted = variable_scope.variables_of(wanted)
   pairs = list(wanted.items() if isinstance(wanted, Mapping) else wanted)
-  targets = [value for _, value in pairs if isinstance(value, str)]
-  named = {name: value for name, value in pairs if not isinstance(value, str)}
-  matches = _match(named, path)
-  wanted_by_name = {name: match.named for name, match in matches.items()}
-  state = files.state_names(tf.get_default_graph(), wanted_by_name)
-  left_out = [name for name in matches if name in state and not matches[name].is_usable]
+  scopes = [value for _, value in pairs if isinstance(value, str)]
+  found = _find(
+    {name: value for name, value in pairs if not isinstance(value, str)}, path
+  )
+  found.check()
+  state = files.state_in(tf.get_default_graph(), found.wanted)
+  left_out = [
+    name for name in found.wanted if name in state and not found.is_usable(name)
+  ]
   _warn_left_out(left_out, path)
-  _warn_outside_scopes(targets, matches, path)
-  result: Dict[str, Any] = {}
+  _warn_outside_scopes(scopes, found, path)
+  result: List[Tuple[str, Any]] = []
   for name, value in pairs:
     if name not in left_out:
-      source = matches[name].source if name in matches else None
-      result[source or name] = value
-  if list(result.items()) == pairs:
-    return wanted
-  return result
+      result.append((found.match.names.get(name, name), value))
+  return dict(result) if isinstance(wanted, Mapping) else result
 
 
 def name_map(
@@ -75,56 +76,48 @@ def name_map(
   wanted = variable_scope.variables_of(var_list)
   if wanted is None:
     wanted = tf.global_variables()
-  result: Dict[str, Any] = {}
-  left_out: List[str] = []
-  for name, match in _match(wanted, path).items():
-    if match.source is None or not match.is_usable:
-      left_out.append(name)
-    else:
-      is_partitioned = variables.save_slice_info(match.parts[0]) is not None
-      result[match.source] = match.parts if is_partitioned else match.parts[0]
+  found = _find(wanted, path)
+  found.check()
+  left_out = [name for name in found.wanted if not found.is_usable(name)]
   _warn_left_out(left_out, path)
+  result: Dict[str, Any] = {}
+  for name, parts in found.parts.items():
+    if name not in left_out:
+      is_partitioned = variables.save_slice_info(parts[0]) is not None
+      result[found.match.names[name]] = parts if is_partitioned else parts[0]
   return result
 
 
-class _Match(NamedTuple):
-  """A variable of the graph, and what a checkpoint has for it.
+class _Found(NamedTuple):
+  """The variables of a graph, and what a checkpoint has for them.
 
   Attributes:
-    parts: The variable; several of them with a partitioner.
-    shape: The shape of the whole variable.
-    source: The name in the checkpoint; None if it lacks the variable.
-    is_usable: Whether it has the dtype of the variable there.
+    checkpoint: The checkpoint.
+    parts: The variables by the names that `tf.train.Saver` gives them, or by those of a
+      map: each a list of one, or of several with a partitioner.
+    wanted: The names of the ops and the shapes of the whole variables.
+    match: Their names in the checkpoint.
   """
 
-  parts: List[tf.Variable]
-  shape: Tuple[int, ...]
-  source: Optional[str] = None
-  is_usable: bool = False
+  checkpoint: files.Checkpoint
+  parts: Dict[str, List[tf.Variable]]
+  wanted: Dict[str, files.Named]
+  match: matching.Match
 
-  @property
-  def named(self) -> files.Named:
-    """Returns the name of the op and the shape of the whole variable."""
-    return self.parts[0].op.name, self.shape
+  def is_usable(self, name: str) -> bool:
+    """Returns whether the checkpoint has a variable, in its dtype."""
+    if name not in self.match.names:
+      return False
+    dtype = self.checkpoint.dtypes[self.match.names[name]]
+    return bool(dtype == self.parts[name][0].dtype.base_dtype)
 
-
-def _match(var_list: files.VarList, path: files.Path) -> Dict[str, _Match]:
-  """Returns which variable in a checkpoint each variable of a graph is.
-
-  Arguments and result are those of `_find`.
-
-  Raises:
-    ValueError: If there is no checkpoint, or a variable may be one of several in it.
-  """
-  found, match = _find(var_list, path)
-  if match.ambiguous:
-    raise ValueError(files.ambiguity(match, files.resolve_path(path)))
-  return found
+  def check(self) -> None:
+    """Raises a ValueError if a variable may be one of several in the checkpoint."""
+    if self.match.ambiguous:
+      raise ValueError(files.ambiguity(self.match, self.checkpoint.path))
 
 
-def _find(
-  var_list: files.VarList, path: files.Path
-) -> Tuple[Dict[str, _Match], matching.Match]:
+def _find(var_list: files.VarList, path: files.Path) -> _Found:
   """Returns what is known of the variables of a graph in a checkpoint.
 
   Args:
@@ -132,36 +125,24 @@ def _find(
       What is no variable is ignored.
     path: a checkpoint, or a directory.
 
-  Returns:
-    The variables by the names that `tf.train.Saver` gives them, or by those of the
-    dict; and their names in the checkpoint.
-
   Raises:
     ValueError: If there is no checkpoint.
   """
-  wanted: Dict[str, _Match] = {}
+  named: List[Tuple[str, Any]] = [("", value) for value in var_list]
   if isinstance(var_list, dict):
     named = list(var_list.items())
-  else:
-    named = [("", value) for value in var_list]
+  parts: Dict[str, List[tf.Variable]] = collections.defaultdict(list)
+  wanted: Dict[str, files.Named] = {}
   for name, value in named:
-    parts = [value] if files.op_name(value) else value
-    for part in parts:
-      if not hasattr(part, "initializer"):
-        continue  # not a variable, but for example an iterator's state or a table
-      own_name, shape = _whole_variable(part)
-      match = wanted.setdefault(name or own_name, _Match([], shape))
-      match.parts.append(part)
+    for part in [value] if files.op_name(value) else value:
+      # Others are no variables, but for example an iterator's state or a table.
+      if hasattr(part, "initializer"):
+        own_name, shape = _whole_variable(part)
+        parts[name or own_name].append(part)
+        wanted.setdefault(name or own_name, (part.op.name, shape))
   checkpoint = files.Checkpoint(files.resolve_path(path))
-  matched = files.match(
-    tf.get_default_graph(),
-    {name: each.named for name, each in wanted.items()},
-    checkpoint,
-  )
-  for name, source in matched.names.items():
-    is_usable = checkpoint.dtypes[source] == wanted[name].parts[0].dtype.base_dtype
-    wanted[name] = wanted[name]._replace(source=source, is_usable=is_usable)
-  return wanted, matched
+  match = files.match(tf.get_default_graph(), wanted, checkpoint)
+  return _Found(checkpoint, parts, wanted, match)
 
 
 def _whole_variable(part: tf.Variable) -> Tuple[str, Tuple[int, ...]]:
@@ -186,21 +167,7 @@ def _warn_left_out(names: List[str], path: files.Path) -> None:
     )
 
 
-def _outside_scopes(scopes: Tuple[str, ...]) -> List[tf.Variable]:
-  """Returns the variables with the names of scopes that `tf.get_variable` did not make:
-  to TensorFlow, they are not in the scopes.
-  """
-  found = []
-  for variable in tf.global_variables():
-    is_named_after_scope = variable.op.name.startswith(scopes)
-    if is_named_after_scope and not variables.is_made_by_get_variable(variable):
-      found.append(variable)
-  return found
-
-
-def _warn_outside_scopes(
-  targets: List[str], matches: Dict[str, _Match], path: files.Path
-) -> None:
+def _warn_outside_scopes(scopes: List[str], found: _Found, path: files.Path) -> None:
   """Logs a warning of variables that `tf.get_variable` did not make, if the checkpoint
   has values for them: scopes leave them out.
 
@@ -208,23 +175,20 @@ def _warn_outside_scopes(
   of `tf.get_variable`. A loss scale and Adam make some of theirs otherwise.
 
   Args:
-    targets: scopes, such as "encoder/", and names of variables in the graph, which are
+    scopes: scopes, such as "encoder/", and names of variables in the graph, which are
       ignored here; "/" is the scope of all variables.
-    matches: the variables that the map itself names, by these names. They are not left
-      out.
+    found: the variables that the map itself names. They are not left out.
     path: the checkpoint.
   """
-  scopes = tuple(target.lstrip("/") for target in targets if target.endswith("/"))
-  matched: Set[str] = set()
-  for known in matches.values():
-    matched.update(part.op.name for part in known.parts)
-  others = []
-  for variable in _outside_scopes(scopes):
-    if variable.op.name not in matched:
+  prefixes = tuple(scope.lstrip("/") for scope in scopes if scope.endswith("/"))
+  named = {part.op.name for parts in found.parts.values() for part in parts}
+  others: List[tf.Variable] = []
+  for variable in tf.global_variables():
+    is_in_scope = variable.op.name.startswith(prefixes)
+    is_left_out = not variables.is_made_by_get_variable(variable)
+    if is_in_scope and is_left_out and variable.op.name not in named:
       others.append(variable)
-  if not others:
-    return
-  _, match = _find(others, path)
+  match = _find(others, path).match
   names = [*match.names, *match.ambiguous]
   if names:
     log.warn(

@@ -8,12 +8,12 @@ import functools
 import itertools
 from typing import (
   Any,
+  Container,
   Dict,
   Iterator,
   List,
   NamedTuple,
   Optional,
-  Sequence,
   Set,
 )
 
@@ -22,7 +22,6 @@ import numpy as np
 from mp_compat._tensorflow import log
 from mp_compat._tensorflow import tf
 from mp_compat.checkpoints import files
-from mp_compat.core import naming_schemes
 from mp_compat.core import variable_scope
 from mp_compat.graph import runs
 
@@ -117,15 +116,15 @@ def restore(self: tf.train.Saver, sess: tf.Session, save_path: files.Path) -> No
   if tf.executing_eagerly() or self.saver_def is None:
     tensorflow_restore(self, sess, save_path)
     return
-  path = _existing_path(save_path)
+  path = files.resolve_path(save_path)
   checkpoint = files.Checkpoint(path)
   entries: List[_Entry] = []
   if not checkpoint.is_object_based:
-    entries = _entries(sess.graph.as_graph_element(self.saver_def.restore_op_name))
-  matched = _match_names(sess.graph, entries, checkpoint)
+    restore_op = sess.graph.as_graph_element(self.saver_def.restore_op_name)
+    entries = _matched(_entries(restore_op), sess.graph, checkpoint)
   feeds: Dict[str, object] = {}
-  if not all(_is_unchanged(entry, matched, checkpoint) for entry in entries):
-    feeds = _restore_feeds(sess, entries, matched, checkpoint)
+  if not all(entry.is_readable and entry.source == entry.name for entry in entries):
+    feeds = _restore_feeds(sess, entries, checkpoint)
     feeds[self.saver_def.filename_tensor_name] = path
   try:
     if feeds:
@@ -147,25 +146,6 @@ def restore(self: tf.train.Saver, sess: tf.Session, save_path: files.Path) -> No
     raise files.data_loss_error(path, error) from error
 
 
-def _existing_path(save_path: Optional[files.Path]) -> str:
-  """Returns the path of a checkpoint as a str; raises a ValueError if there is none."""
-  path = None if save_path is None else files.path_text(save_path)
-  if path is None or not files.checkpoint_exists(path):
-    raise ValueError(
-      "The passed save_path is not a valid checkpoint: {}. Expected the path that "
-      "save() or tf.train.latest_checkpoint() returned.".format(path)
-    )
-  return path
-
-
-def _is_unchanged(
-  entry: "_Entry", matched: Dict[str, str], checkpoint: files.Checkpoint
-) -> bool:
-  """Returns whether TensorFlow finds a tensor as it is in a checkpoint."""
-  is_renamed = matched.get(entry.name) != entry.name
-  return not is_renamed and _is_readable(entry, matched, checkpoint)
-
-
 class _Entry(NamedTuple):
   """A tensor that a Saver reads from a checkpoint, and the variables assigned from it.
 
@@ -176,24 +156,23 @@ class _Entry(NamedTuple):
       the whole tensor.
     variables: The ops of the variables: with `tf.distribute`, one per local device;
       empty for an iterator's state.
+    source: The name of the tensor in the checkpoint; "" if it lacks it.
+    is_readable: Whether the op can read it there: it has the same dtype.
   """
 
   tensor: tf.Tensor
   name: str
   part: str
   variables: List[tf.Operation]
+  source: str = ""
+  is_readable: bool = False
 
   @property
   def is_reshaped(self) -> bool:
-    """Returns whether the Saver reshapes the tensor (`Saver(reshape=True)`)."""
-    return any(op.type == "Reshape" for op in self.tensor.consumers())
-
-  @property
-  def is_needed(self) -> bool:
-    """Returns whether any op reads the tensor: False for a variable that is only saved
-    again, under another name.
+    """Returns whether the Saver reshapes the tensor (`Saver(reshape=True)`), which
+    checks its size.
     """
-    return bool(self.tensor.consumers())
+    return any(op.type == "Reshape" for op in self.tensor.consumers())
 
   @property
   def shape(self) -> tf.TensorShape:
@@ -241,130 +220,76 @@ def _strings(constant: tf.Tensor) -> List[str]:
   return [tf.compat.as_str(value) for value in values]
 
 
-def _match_names(
-  graph: tf.Graph, entries: List[_Entry], checkpoint: files.Checkpoint
-) -> Dict[str, str]:
-  """Returns the names in the checkpoint by the names that the Saver reads.
+def _matched(
+  entries: List[_Entry], graph: tf.Graph, checkpoint: files.Checkpoint
+) -> List[_Entry]:
+  """Returns what a Saver reads, with the names in a checkpoint.
 
-      needed = the entries that an op reads; others are second names, only saved
-      needed variables of known shape: matched with the whole graph (`files.match`)
-      other entries: by name
+      variables of known shape: matched with the whole graph (`files.match`)
+      others, such as the state of iterators: by name
 
-  Args:
-    graph: the graph of the Saver.
-    entries: the tensors that the Saver reads; [] for an object-based checkpoint.
-    checkpoint: the checkpoint.
-
-  Returns:
-    Names in the checkpoint by `_Entry.name`: {"beta1_power": "cond_1/beta1_power"}.
-    Omits state of a loss scale that starts at its initial value, and logs a warning of
-    it; omits second names that the checkpoint lacks.
+  State of a loss scale that the checkpoint lacks starts at its initial value; logs a
+  warning.
 
   Raises:
     tf.errors.InvalidArgumentError: If a variable may be several in the checkpoint, or
       has another shape or dtype there.
     tf.errors.NotFoundError: If variables that are not such state are missing.
   """
-  needed = {entry.name: entry for entry in entries if entry.is_needed}
-  wanted = _wanted(needed)
+  wanted = _wanted(entries)
   match = files.match(graph, wanted, checkpoint)
-  matched: Dict[str, str] = {}
+  found: List[_Entry] = []
   for entry in entries:
-    # The state of iterators has no shape, so that it is not in `wanted`.
+    source = match.names.get(entry.name, "")
     if entry.name in checkpoint.shapes and entry.name not in wanted:
-      matched[entry.name] = entry.name
-  matched.update(match.names)
-  state = files.state_names(graph, wanted)
-  certain = {name: needed[name] for name in needed if name not in match.ambiguous}
-  _check_fits(certain, matched, state, checkpoint)
+      source = entry.name
+    is_readable = checkpoint.dtypes.get(source) == entry.tensor.dtype
+    found.append(entry._replace(source=source, is_readable=is_readable))
+  certain = [entry for entry in found if entry.name not in match.ambiguous]
+  _check_fits(certain, files.state_in(graph, wanted), checkpoint)
   if match.ambiguous:  # A missing variable may be the reason: it is reported first.
-    raise tf.errors.InvalidArgumentError(
-      None,
-      None,
-      "Nothing was restored. " + files.ambiguity(match, checkpoint.path),
-    )
-  initialized = [name for name in needed if name not in matched]
+    message = "Nothing was restored. " + files.ambiguity(match, checkpoint.path)
+    raise tf.errors.InvalidArgumentError(None, None, message)
+  initialized = [entry.name for entry in found if not entry.source]
   if initialized:
     log.warn(
       "The checkpoint %s lacks state of the loss scale: %s initialized instead.",
       checkpoint.path,
       ", ".join(initialized),
     )
-  return matched
+  return found
 
 
-def _wanted(
-  entries: Dict[str, _Entry],
-) -> Dict[str, files.Named]:
+def _wanted(entries: List[_Entry]) -> Dict[str, files.Named]:
   """Returns the name of a variable's op, and the shape, by the name in the Saver, as
   `files.match` takes them; omits what is no variable, or has no known shape.
   """
   wanted: Dict[str, files.Named] = {}
-  for name, entry in entries.items():
+  for entry in entries:
     ops = [variable.name for variable in entry.variables]
     if ops and entry.shape.is_fully_defined():
-      op = name if name in ops else ops[0]
-      wanted[name] = op, tuple(entry.shape.as_list())
+      op = entry.name if entry.name in ops else ops[0]
+      wanted[entry.name] = op, tuple(entry.shape.as_list())
   return wanted
 
 
 def _check_fits(
-  needed: Dict[str, _Entry],
-  matched: Dict[str, str],
-  state: Set[str],
-  checkpoint: files.Checkpoint,
+  entries: List[_Entry], state: Container[str], checkpoint: files.Checkpoint
 ) -> None:
   """Raises an error that names all variables that the checkpoint lacks, except `state`,
-  or has in another form.
+  or has in another shape or dtype.
   """
-  missing: List[str] = []
+  missing: Set[str] = set()
   different: List[str] = []
-  for name, entry in needed.items():
-    is_state = name in state
-    if name in matched:
-      source = matched[name]
-      shape, dtype = checkpoint.shapes[source], checkpoint.dtypes[source]
-      different += _differences(entry, shape, dtype, is_state=is_state)
+  for entry in entries:
+    is_state = entry.name in state
+    if entry.source:
+      different += _differences(entry, checkpoint, is_state)
     elif not is_state:
-      missing.append(name)
-  if missing or different:
-    raise _mismatch(missing, different, checkpoint)
-
-
-def _differences(
-  entry: _Entry, shape: Sequence[int], dtype: tf.DType, is_state: bool
-) -> Iterator[str]:
-  """Yields how a variable differs from its value in the checkpoint; another dtype of
-  state is converted.
-  """
-  text = "{} has the {} {} in the graph, {} in the checkpoint"
-  size = np.prod(shape, dtype=np.int64)
-  can_reshape = entry.is_reshaped and entry.shape.num_elements() == size
-  if not can_reshape and not entry.shape.is_compatible_with(shape):
-    yield text.format(entry.name, "shape", entry.shape, list(shape))
-  if dtype != entry.tensor.dtype and not is_state:
-    yield text.format(entry.name, "dtype", entry.tensor.dtype.name, dtype.name)
-
-
-def _mismatch(
-  missing: List[str], different: List[str], checkpoint: files.Checkpoint
-) -> tf.errors.OpError:
-  """Returns the error for variables that the checkpoint does not have, or has in
-  another shape or dtype.
-  """
-  parts = ["Nothing was restored."]
+      missing.add(entry.name)
+  parts: List[str] = []
   if missing:
-    parts.append(
-      "Not found in the checkpoint {}, which has the naming scheme {}: {}. It has: "
-      "{}. For other names, make a map of those in the graph to those in the "
-      "checkpoint. {}".format(
-        checkpoint.path,
-        naming_schemes.recognize(checkpoint.shapes).name,
-        ", ".join(missing),
-        ", ".join(sorted(checkpoint.shapes)),
-        files.conversion(checkpoint.path),
-      )
-    )
+    parts.append(files.missing(missing, checkpoint))
   if different:
     parts.append(
       "Different in the checkpoint {}: {}. Expected a checkpoint of the same model; to "
@@ -372,102 +297,72 @@ def _mismatch(
         checkpoint.path, "; ".join(different)
       )
     )
-  error = tf.errors.NotFoundError if missing else tf.errors.InvalidArgumentError
-  return error(None, None, " ".join(parts))
+  if parts:
+    error = tf.errors.NotFoundError if missing else tf.errors.InvalidArgumentError
+    raise error(None, None, " ".join(["Nothing was restored.", *parts]))
+
+
+def _differences(
+  entry: _Entry, checkpoint: files.Checkpoint, is_state: bool
+) -> Iterator[str]:
+  """Yields how a variable differs from its value in the checkpoint; another dtype of
+  state is converted.
+  """
+  text = "{} has the {} {} in the graph, {} in the checkpoint"
+  shape = checkpoint.shapes[entry.source]
+  if not entry.is_reshaped and not entry.shape.is_compatible_with(shape):
+    yield text.format(entry.name, "shape", entry.shape, list(shape))
+  if not entry.is_readable and not is_state:
+    dtype = checkpoint.dtypes[entry.source]
+    yield text.format(entry.name, "dtype", entry.tensor.dtype.name, dtype.name)
 
 
 def _restore_feeds(
-  sess: tf.Session,
-  entries: List[_Entry],
-  matched: Dict[str, str],
-  checkpoint: files.Checkpoint,
+  sess: tf.Session, entries: List[_Entry], checkpoint: files.Checkpoint
 ) -> Dict[str, object]:
-  """Returns the feeds with which a Saver's own ops restore the names in `matched`.
+  """Returns the feeds with which a Saver's own ops restore other names.
 
   The feeds are the names that RestoreV2 reads. If it cannot read a value (of state that
   is initialized or has another dtype), its output is fed, too, and the op reads another
   tensor of the same dtype (a stand-in). If the checkpoint has no tensor of that dtype,
-  all outputs in use are fed instead, so that the op does not run.
+  all outputs are fed instead, so that the op does not run.
 
   Args:
     sess: the Session, which computes initial values.
     entries: the tensors that the Saver reads, those of one op next to each other.
-    matched: names in the checkpoint by `_Entry.name`; state that is missing there is
-      initialized.
     checkpoint: the checkpoint.
 
   Returns:
     The feeds by the names of tensors: a list of str for the names that an op reads, an
     array for each other tensor. Without the name of the file.
   """
-  stand_ins = _stand_ins(checkpoint)
+  shapes = checkpoint.shapes
+  largest_first = sorted(shapes, key=lambda name: -np.prod(shapes[name]))
+  stand_ins = {checkpoint.dtypes[name]: name for name in largest_first}
   feeds: Dict[str, object] = {}
   for op, group in itertools.groupby(entries, lambda entry: entry.tensor.op):
     outputs = list(group)
-    to_read: List[Optional[str]] = []
-    to_feed: List[_Entry] = []
+    names: List[Optional[str]] = []
     for entry in outputs:
-      if _is_readable(entry, matched, checkpoint):
-        to_read.append(matched[entry.name])
-      else:
-        to_read.append(stand_ins.get(entry.tensor.dtype))
-        to_feed.append(entry)
-    if None in to_read:
-      to_feed = outputs
-    else:
-      feeds[op.inputs[1].name] = to_read
-    for entry in to_feed:
-      if entry.is_needed:
-        feeds[entry.tensor.name] = _value(sess, entry, matched, checkpoint)
+      stand_in = stand_ins.get(entry.tensor.dtype)
+      names.append(entry.source if entry.is_readable else stand_in)
+    if all(names):
+      feeds[op.inputs[1].name] = names
+      outputs = [entry for entry in outputs if not entry.is_readable]
+    for entry in outputs:
+      feeds[entry.tensor.name] = _value(sess, entry, checkpoint)
   return feeds
 
 
-def _is_readable(
-  entry: _Entry, matched: Dict[str, str], checkpoint: files.Checkpoint
-) -> bool:
-  """Returns whether a RestoreV2 op can read a tensor under its name in `matched`."""
-  if entry.name not in matched:
-    return False
-  return checkpoint.dtypes[matched[entry.name]] == entry.tensor.dtype
-
-
-def _stand_ins(checkpoint: files.Checkpoint) -> Dict[tf.DType, str]:
-  """Returns the name of the smallest tensor of each dtype in a checkpoint."""
-  shapes = checkpoint.shapes
-
-  def size(name: str) -> int:
-    """Returns the number of elements of a tensor."""
-    return int(np.prod(shapes[name], dtype=np.int64))
-
-  found: Dict[tf.DType, str] = {}
-  for name in sorted(shapes, key=size, reverse=True):
-    found[checkpoint.dtypes[name]] = name  # The last one is the smallest.
-  return found
-
-
-def _value(
-  sess: tf.Session,
-  entry: _Entry,
-  matched: Dict[str, str],
-  checkpoint: files.Checkpoint,
-) -> np.ndarray:
-  """Returns the value to assign to a variable.
-
-  Args:
-    sess: the Session, which computes the initial value.
-    entry: the tensor that is assigned to the variable.
-    matched: names in the checkpoint; without one, the value is the initial one.
-    checkpoint: the checkpoint.
-
-  Returns:
-    An array; a value from the checkpoint is converted to the dtype of `entry.tensor`.
+def _value(sess: tf.Session, entry: _Entry, checkpoint: files.Checkpoint) -> np.ndarray:
+  """Returns the value to assign to a variable: that in the checkpoint, converted to the
+  dtype of the variable, or the initial value, which the Session computes.
   """
-  if entry.name not in matched:
+  if not entry.source:
     # The name of the initializer is part of the graph format.
     initializer = entry.variables[0].name + "/Assign"
     initial_value = sess.graph.get_operation_by_name(initializer).inputs[1]
     return sess.run(initial_value)
-  source = matched[entry.name]
   if entry.part:
-    return checkpoint.read_slice(source, entry.part)
-  return checkpoint.read(source).astype(entry.tensor.dtype.as_numpy_dtype)
+    return checkpoint.read_slice(entry.source, entry.part)
+  return checkpoint.read(entry.source).astype(entry.tensor.dtype.as_numpy_dtype)

@@ -15,13 +15,11 @@ naming schemes: a scope of a model may be called "cond", too.
 """
 
 import collections
-import re
 from types import MappingProxyType
 from typing import (
   Callable,
   Container,
   Dict,
-  Hashable,
   Iterable,
   List,
   Mapping,
@@ -32,34 +30,36 @@ from typing import (
 )
 
 from mp_compat.core import naming_schemes
-from mp_compat.core.naming_schemes import DYNAMIC
 from mp_compat.core.naming_schemes import POWERS
-from mp_compat.core.naming_schemes import Form
-from mp_compat.core.naming_schemes import Name
 
 # Returns whether the variables with these names in a checkpoint have equal values.
 HaveEqualValues = Callable[[Sequence[str]], bool]
 
 
 class Variables(NamedTuple):
-  """The variables of a graph or of a checkpoint.
+  """The variables of a graph, or of the program that wrote a checkpoint.
 
   Attributes:
     shapes: The shape of each variable, by name.
-    order: Names of variables in the order of creation, as far as it is known.
+    order: Names of variables in the order of creation, as far as it is known: of a
+      checkpoint, if it has a `.meta` file.
     loss_scales: The kinds of loss scales, by the names of the variables that optimizers
       with these loss scales created when they applied gradients. Only graphs of this
       package have them.
-    scopes: The name scopes in which optimizers apply gradients, by the names of
-      variables whose names have lost them.
-    weights: The names of trainable variables, as far as they are known.
+    created: The names of variables that are known to have been created in conditionals.
+    scopes: The name scopes of conditionals under control flow v2, by the names of
+      variables, other than weights, that may have lost them.
+    weights: The names of trainable variables; of graphs only.
+    unsaved: The names of the program's variables that are not in the checkpoint.
   """
 
   shapes: naming_schemes.Shapes
   order: Sequence[str] = ()
   loss_scales: Mapping[str, str] = MappingProxyType({})
+  created: Container[str] = frozenset()
   scopes: Mapping[str, str] = MappingProxyType({})
   weights: Container[str] = frozenset()
+  unsaved: Container[str] = frozenset()
 
 
 class Match(NamedTuple):
@@ -90,41 +90,35 @@ class Kind(NamedTuple):
 
 
 class Member(NamedTuple):
-  """A variable of a kind. Names that differ in numbers only sort in the order of
-  creation.
+  """A variable of a kind. Variables sort in the order of creation if it is known, or if
+  their names differ in numbers only.
 
   Attributes:
     position: Its place in the order of creation; -1 if it is not known.
-    parsed: Its name in parts.
+    numbers: The numbers in its name.
     name: Its name.
-    alone: The form of its name in a program without loss scaling.
+    form: The form of its name, with the name scope that it may have lost.
+    scope: Its name scope, without conditionals.
     loss_scale: The kind of its optimizer's loss scale; None without, or if not known.
+    is_created: Whether an optimizer with a loss scale is known to have created it.
   """
 
   position: int
-  parsed: Name
+  numbers: Tuple[int, ...]
   name: str
-  alone: Form
+  form: str
+  scope: str
   loss_scale: Optional[str]
+  is_created: bool
 
   @property
-  def form(self) -> Form:
-    """Returns the form of its name."""
-    return self.parsed.form
-
-  @property
-  def scope(self) -> str:
-    """Returns its name scope, without conditionals."""
-    return self.parsed.scope
-
-  @property
-  def has_lost_scope(self) -> bool:
-    """Returns whether its name lacks its scope (`Variables.scopes`)."""
-    return bool(self.scope) and "/" not in self.name
+  def is_plain(self) -> bool:
+    """Returns whether the name has its scope, and no conditionals."""
+    return self.name.rpartition("/")[0] == self.scope
 
 
 Members = List[Member]
-_KeyOf = Callable[[Member], Hashable]  # what variables of one group have in common
+_Names = Dict[str, str]  # names in a checkpoint by names in a graph
 
 
 def match(
@@ -138,137 +132,108 @@ def match(
       kinds of variables that optimizers and loss scales create (`is_renamed`):
         names = each way in which graph and checkpoint can be those of one program
         if one fits, or all that fit agree: these names
-        elif one is a part of the other: the same names
-        elif all that a variable may be have equal values: one of these
+        elif all in its scope have equal values: one of these, if none is missing
         else: ambiguous
       all others: by name
 
   Args:
     wanted: the names of the variables to restore.
     graph: all variables of the graph.
-    found: the variables in the checkpoint.
+    found: the variables of the program that wrote the checkpoint.
     have_equal_values: compares variables in the checkpoint. It does not matter which of
       several equal ones is restored.
   """
-  matched = Match({name: name for name in graph.shapes if name in found.shapes}, {})
-  found_kinds = kinds(found)
-  for kind, members in kinds(graph).items():
-    others = found_kinds.get(kind, [])
-    # The graph of this package tells what optimizers created; of others, names do.
-    if is_renamed(kind, members if graph.loss_scales else members + others):
-      for member in members:
-        matched.names.pop(member.name, None)
-      _match_kind(kind, members, others, have_equal_values, matched)
-  return Match(
-    {name: matched.names[name] for name in wanted if name in matched.names},
-    {name: matched.ambiguous[name] for name in wanted if name in matched.ambiguous},
+  names = {name: name for name in graph.shapes if name in found.shapes}
+  ambiguous: Dict[str, List[str]] = {}
+  graph_kinds, found_kinds = [kinds(each, graph.weights) for each in (graph, found)]
+  is_scaled = bool(graph.loss_scales) or any(
+    kind.is_state for kind in (*graph_kinds, *found_kinds)
   )
+  for kind, members in graph_kinds.items():
+    others = found_kinds.get(kind, [])
+    both = members + others
+    is_conditional = not all(member.is_plain for member in both)
+    if [is_scaled, is_conditional, is_renamed(kind, both)].count(True) < 2:
+      continue
+    for member in members:
+      names.pop(member.name, None)
+    fits = _fits(kind, members, others)
+    for member in members:
+      sources = _sources(kind, member, others, fits)
+      unused = [source for source in sources if source not in names.values()]
+      is_complete = bool(fits) or len(others) >= len(members)
+      if unused and is_complete and have_equal_values(sources):
+        names[member.name] = unused[0]
+      elif sources:
+        ambiguous[member.name] = sources
+  wanted = set(wanted)
+  for name in list(names):
+    if name not in wanted or names[name] in found.unsaved:
+      del names[name]
+  return Match(names, {name: ambiguous[name] for name in ambiguous if name in wanted})
 
 
-def kinds(variables: Variables) -> Dict[Kind, Members]:
-  """Returns the variables that optimizers and loss scales may create, by kind, sorted
-  by the order of creation, as far as it is known.
-
-  Those are the variables of loss scales, Adam's powers, and others that are no weights
-  with their slots, whose conditionals are those of loss scaling only if there is a loss
-  scale.
+def kinds(
+  variables: Variables, weights: Container[str] = frozenset()
+) -> Dict[Kind, Members]:
+  """Returns variables by kind, sorted by the order of creation, as far as it is known.
+  A scope that a name has lost counts as its scope. Omits slots, which are named
+  after another variable, and `weights`, but Adam's powers.
   """
   roles = naming_schemes.state(variables.shapes)
-  with_slots = {name.rpartition("/")[0] for name in variables.shapes}
   positions = {name: index for index, name in enumerate(variables.order)}
   result: Dict[Kind, Members] = collections.defaultdict(list)
   for name, shape in variables.shapes.items():
     parsed = naming_schemes.parse(name)
-    loss_scale = variables.loss_scales.get(name)
-    if name in roles:
-      parsed, loss_scale = parsed._replace(stem=roles[name]), None
-    elif _is_of_model(name, variables, with_slots):
+    kind = Kind(roles.get(name, parsed.stem), tuple(shape), name in roles)
+    is_slot = name.rpartition("/")[0] in variables.shapes
+    if is_slot or (name in weights and kind.stem not in POWERS):
       continue
-    elif parsed.stem not in POWERS or shape:
-      if not roles:
-        parsed = parsed._replace(scope=name.rpartition("/")[0], conditionals=())
-      parsed = _with_number(parsed)
-    if name in variables.scopes and name not in roles:
-      parsed = parsed._replace(scope=variables.scopes[name])
-    alone = parsed.form
-    if alone.depth and not variables.loss_scales:  # in a conditional of loss scaling
-      alone, loss_scale = alone._replace(depth=alone.depth - 1), DYNAMIC
-    member = Member(positions.get(name, -1), parsed, name, alone, loss_scale)
-    result[Kind(parsed.stem, tuple(shape), name in roles)].append(member)
+    if name in variables.scopes and not kind.is_state:
+      parsed = parsed._replace(form=variables.scopes[name])
+    member = Member(
+      positions.get(name, -1),
+      parsed.numbers,
+      name,
+      parsed.form,
+      parsed.scope,
+      variables.loss_scales.get(name),
+      is_created=name in variables.loss_scales or name in variables.created,
+    )
+    result[kind].append(member)
   for members in result.values():
-    members.sort(key=lambda member: member[:3])
+    members.sort()
     if members[0].position < 0:  # It is not known of all: only names tell the order.
       members[:] = sorted(member._replace(position=-1) for member in members)
   return result
-
-
-def _is_of_model(name: str, variables: Variables, with_slots: Container[str]) -> bool:
-  """Returns whether a variable is a weight, or a slot that is named after another
-  variable, as far as that is known.
-  """
-  if name in variables.weights:
-    return naming_schemes.parse(name).stem not in POWERS
-  return name in with_slots or name.rpartition("/")[0] in variables.shapes
-
-
-def _with_number(parsed: Name) -> Name:
-  """Returns a name whose last part is divided into stem and number."""
-  numbered = re.fullmatch(r"(.+)_(\d+)", parsed.stem)
-  if numbered is None:
-    return parsed
-  return parsed._replace(stem=numbered.group(1), number=int(numbered.group(2)))
 
 
 def is_renamed(kind: Kind, members: Members) -> bool:
   """Returns whether naming schemes can have other names for a kind of variables."""
   if kind.is_state or (kind.stem in POWERS and not kind.shape):
     return True
-  return any(member.loss_scale or member.form.depth for member in members)
+  return any(member.is_created for member in members)
 
 
-def _same_names(members: Members, found: Members) -> Dict[str, str]:
-  """Returns the names of the variables whose names a checkpoint has, too."""
-  names = {member.name for member in found}
-  return {member.name: member.name for member in members if member.name in names}
-
-
-def _match_kind(
-  kind: Kind,
-  members: Members,
-  found: Members,
-  have_equal_values: HaveEqualValues,
-  matched: Match,
-) -> None:
-  """Adds to `matched` which of `found` each of the variables of a kind is.
-
-  Args:
-    kind: the kind.
-    members: those of the graph.
-    found: those in the checkpoint.
-    have_equal_values: compares variables in the checkpoint.
-    matched: what is known of other kinds.
+def _sources(
+  kind: Kind, member: Member, found: Members, fits: List[_Names]
+) -> List[str]:
+  """Returns the names in a checkpoint that a variable of the graph may have: those in
+  `fits`; without, those in its scope. Names without scope may have lost theirs.
   """
-  fits = _fits(kind, members, found)
-  if not fits and (_is_part(members, found) or _is_extended(members, found)):
-    fits = [_same_names(members, found)]
-  used: List[str] = []
-  for member in members:
+  if fits:
     sources = [names[member.name] for names in fits if member.name in names]
-    if not fits:
-      sources = _in_scope_of(member, found)
-      if kind.is_state and not sources:  # A loss scale does not start anew unnoticed.
-        sources = [other.name for other in found]
-    sources = list(dict.fromkeys(sources))
-    unused = [source for source in sources if source not in used]
-    is_complete = bool(fits) or len(found) >= len(members)
-    if unused and is_complete and have_equal_values(sources):
-      matched.names[member.name] = unused[0]
-      used.append(unused[0])
-    elif sources:
-      matched.ambiguous[member.name] = sources
+    return list(dict.fromkeys(sources))
+  sources = []
+  for other in found:
+    if member.scope == other.scope or "" in (member.scope, other.scope):
+      sources.append(other.name)
+  if kind.is_state and not sources:  # A loss scale does not start anew unnoticed.
+    sources = [other.name for other in found]
+  return sources
 
 
-def _fits(kind: Kind, members: Members, found: Members) -> List[Dict[str, str]]:
+def _fits(kind: Kind, members: Members, found: Members) -> List[_Names]:
   """Returns each way in which a graph and a checkpoint can be those of one program: the
   names in the checkpoint by those in the graph.
 
@@ -278,62 +243,45 @@ def _fits(kind: Kind, members: Members, found: Members) -> List[Dict[str, str]]:
         by scope: then it does not matter who has a loss scale
       or, for loss scales, which a program creates in any scope: all in one group
   """
-  same = _same_names(members, found)
-  if len(same) == len(members) == len(found):
-    return [same]
-  fits = [_pair(members, found, scope_of, scope_of)]
-  for write in naming_schemes.FORMS:
-    fits.append(_pair(members, found, _form_in(write), _form))
+  if {member.name for member in members} == {member.name for member in found}:
+    return [{member.name: member.name for member in members}]
+  fits = [_pair(members, _scopes(members), found, _scopes(found))]
+  for scheme in naming_schemes.SCHEMES.values():
+    written = [scheme.form(member.form, member.loss_scale) for member in members]
+    fits.append(_pair(members, written, found, [member.form for member in found]))
   if kind.is_state and not any(fits):
-    fits = [_pair(members, found, _anywhere, _anywhere)]
+    fits.append(_pair(members, [""] * len(members), found, [""] * len(found)))
   return [pairs for pairs in fits if pairs]
 
 
-def _form_in(write: naming_schemes.WriteForm) -> _KeyOf:
-  """Returns a key: the form of a variable of the graph in a naming scheme."""
-  return lambda member: write(member.alone, member.loss_scale)
+def _scopes(members: Members) -> List[str]:
+  """Returns the name scopes of variables."""
+  return [member.scope for member in members]
 
 
-def _form(member: Member) -> Form:
-  """Returns a key: the form of the name."""
-  return member.form
-
-
-def scope_of(member: Member) -> str:
-  """Returns a key: the name scope without conditionals; "" for none."""
-  return member.scope
-
-
-def _anywhere(member: Member) -> str:
-  """Returns one key for all variables."""
-  del member
-  return ""
-
-
-def grouped(members: Iterable[Member], key_of: _KeyOf) -> Dict[Hashable, Members]:
+def grouped(members: Members, keys: Sequence[str]) -> Dict[str, Members]:
   """Returns the variables that have the same key, in groups by this key."""
-  groups: Dict[Hashable, Members] = collections.defaultdict(list)
-  for member in members:
-    groups[key_of(member)].append(member)
+  groups: Dict[str, Members] = collections.defaultdict(list)
+  for member, key in zip(members, keys):
+    groups[key].append(member)
   return groups
 
 
 def _pair(
-  members: Members, found: Members, key_of: _KeyOf, found_key_of: _KeyOf
-) -> Dict[str, str]:
+  members: Members, keys: Sequence[str], found: Members, found_keys: Sequence[str]
+) -> _Names:
   """Returns the names in a checkpoint by those in the graph, each by its place in the
   group with its key; {} if there are not as many in each, or their order is not
   certain.
   """
-  groups, others = grouped(members, key_of), grouped(found, found_key_of)
-  if set(groups) != set(others):
+  groups, others = grouped(members, keys), grouped(found, found_keys)
+  if sorted(keys) != sorted(found_keys):
     return {}
-  pairs: Dict[str, str] = {}
+  pairs: _Names = {}
   for key, group in groups.items():
-    other = others[key]
-    if len(group) != len(other) or not (is_ordered(group) and is_ordered(other)):
+    if not (is_ordered(group) and is_ordered(others[key])):
       return {}
-    for member, source in zip(group, other):
+    for member, source in zip(group, others[key]):
       pairs[member.name] = source.name
   return pairs
 
@@ -344,45 +292,4 @@ def is_ordered(members: Members) -> bool:
   """
   if all(member.position >= 0 for member in members):
     return True
-  return len({naming_schemes.without_numbers(member.name) for member in members}) < 2
-
-
-def _is_part(part: Members, whole: Members) -> bool:
-  """Returns whether all names of one side are among those of the other.
-
-  Names that have lost their scopes prove nothing, and those without conditionals if the
-  other side has some.
-  """
-  if any(member.has_lost_scope for member in part + whole):
-    return False
-  if len(_same_names(part, whole)) < len(part):
-    return False
-  return _have_conditionals(part) == _have_conditionals(whole)
-
-
-def _is_extended(members: Members, found: Members) -> bool:
-  """Returns whether the graph has all names in the checkpoint, and others.
-
-  A name without scope is no proof if one that the checkpoint lacks has a scope, which
-  it may have lost.
-  """
-  same = _same_names(members, found)
-  missing = [member for member in members if member.name not in same]
-  may_be_lost = any(map(scope_of, missing)) and not all(map(scope_of, found))
-  return _is_part(found, members) and not may_be_lost
-
-
-def _have_conditionals(members: Members) -> bool:
-  """Returns whether one of the names has a conditional."""
-  return any(member.form.depth for member in members)
-
-
-def _in_scope_of(member: Member, found: Iterable[Member]) -> List[str]:
-  """Returns the variables in the scope of `member`; those outside of scopes have lost
-  theirs, or `member` has.
-  """
-  names: List[str] = []
-  for other in found:
-    if member.scope == other.scope or "" in (member.scope, other.scope):
-      names.append(other.name)
-  return names
+  return len({member.form for member in members}) < 2

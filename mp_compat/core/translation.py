@@ -3,182 +3,163 @@
 import TensorFlow.
 """
 
-from typing import Dict, List, Optional, Set, Tuple
+import json
+from types import MappingProxyType
+from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 from mp_compat.core import arguments
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
 from mp_compat.core.matching import HaveEqualValues
-from mp_compat.core.matching import Member
+from mp_compat.core.matching import Kind
 from mp_compat.core.matching import Members
 from mp_compat.core.matching import Variables
-from mp_compat.core.naming_schemes import CONTRIB
 from mp_compat.core.naming_schemes import DYNAMIC
-from mp_compat.core.naming_schemes import TENSORFLOW
 from mp_compat.core.naming_schemes import NamingScheme
 
-# Names in another scheme, each with that in the checkpoint; None for a variable to add.
-_Names = List[Tuple[str, Optional[str]]]
+# A name in another scheme, and that in the checkpoint; None for a variable to add.
+_Pair = Tuple[str, Optional[str]]
+_Kinds = Dict[Kind, Members]
 
-_LIKE = "Pass `like`, a checkpoint of the program that will restore this one (--like)."
+_LIKE = (
+  "Pass `like`, a checkpoint of the program that will restore this one (--like), or as "
+  "`name_map` (--name-map FILE) these names by those to write."
+)
 
 
 def translate(
-  found: Variables, to: str, have_equal_values: HaveEqualValues
+  found: Variables,
+  to: str,
+  have_equal_values: HaveEqualValues,
+  name_map: Mapping[str, str] = MappingProxyType({}),
 ) -> Dict[str, Optional[str]]:
   """Returns the names that a checkpoint has in another naming scheme, each with the
   name to copy from, if any. A loss scale is added where there is none.
 
+      names in `name_map`        as they are there
       variables of loss scales   the names of the scheme
-      those of one optimizer     its names under both versions of control flow
+      those of one optimizer     the name with a dynamic loss scale
       those of several           without conditionals, in the order of creation
       all others                 the same names
 
-  Raises a ValueError if `to` is not the name of a scheme, a variable of the program has
-  a name to write, the order of creation is not certain, the names of several
-  optimizers depend on which of them have a loss scale, or those of the loss scales that
-  are added on the program.
+  A scheme whose names depend on loss scales keeps those that it wrote.
+
+  Raises a ValueError if `to` is not the name of a scheme, a name to write is that of
+  another variable, the order of creation or the name scope of a variable is not
+  certain, or names depend on which of several optimizers have a loss scale.
   """
   arguments.choice("to", to, list(naming_schemes.SCHEMES))
   scheme = naming_schemes.SCHEMES[to]
-  keeps_names = scheme is naming_schemes.recognize(found.shapes)
-  state: Members = []
-  optimizers: List[Members] = []  # by kind
-  result: Dict[str, Optional[str]] = {name: name for name in found.shapes}
-  for kind, members in matching.kinds(found).items():
-    if not matching.is_renamed(kind, members):
+  kinds = matching.kinds(found)
+  kept = set(found.shapes)
+  translated: List[_Pair] = []
+  keeps_scopes = scheme.write is naming_schemes.keep_scope
+  if keeps_scopes or scheme is not naming_schemes.recognize(found.shapes):
+    _check_scopes(found, kinds)
+    for kind, members in kinds.items():
+      if matching.is_renamed(kind, members):
+        kept.difference_update(member.name for member in members)
+        if not kind.is_state and keeps_scopes:
+          translated += _names_alone(kind, members, have_equal_values)
+        elif not kind.is_state:
+          translated.append(_name_of_one(kind, members, scheme))
+    translated += _names_of_state(kinds, scheme)
+  result: Dict[str, Optional[str]] = dict(name_map)
+  for target, source in [*zip(kept, kept), *translated]:
+    if source in found.unsaved:
       continue
-    if kind.is_state:
-      state += members
-    else:
-      optimizers.append(members)
-    for member in members:
-      del result[member.name]
-  scopes = {member.scope for member in state}
-  translated = _names_of_state(state, scheme)
-  if scheme.state and not state:
-    _check_single(optimizers)
-    added = CONTRIB if scheme is CONTRIB else TENSORFLOW
-    translated += [(variable.name, None) for variable in added.state.values()]
-  for members in optimizers:
-    if scheme.conditionals and keeps_names:
-      translated += [(member.name, member.name) for member in members]
-    if len(members) == 1:
-      translated += _names_of_one(members[0], scheme, scopes)
-    elif not scheme.conditionals:
-      translated += _names_without_conditionals(members, have_equal_values)
-    elif not keeps_names:
-      raise _unknown_loss_scales(members, scheme)
-  _add_names(translated, result, scheme)
+    if source and result.get(target):
+      raise ValueError(
+        "{} would be written as {}, which is the name of another variable. Expected no "
+        "variable of that name, another naming scheme than {!r}, or a name to write in "
+        "the name map.".format(source, target, to)
+      )
+    result[target] = source or result.get(target)
   return result
 
 
-def _add_names(
-  translated: _Names, result: Dict[str, Optional[str]], scheme: NamingScheme
-) -> None:
-  """Adds names in a scheme to those of all other variables; a variable of the program
-  keeps its name. Raises a ValueError if a name would be that of two variables.
+def _names_of_state(kinds: _Kinds, scheme: NamingScheme) -> Iterator[_Pair]:
+  """Yields the names of loss scales' variables in a scheme: all that a loss scale has
+  there, and those that this one has in addition, for each scale in the checkpoint.
   """
-  for target, source in translated:
-    if source and (result.get(target) or source) != source:
-      raise ValueError(
-        "{} would be written as {}, which is the name of another variable. Expected no "
-        "variable of that name, or another naming scheme than {!r}.".format(
-          source, target, scheme.name
-        )
+  places = _by_place(kinds, "current_loss_scale") or {("", 0): ""}
+  for role, variable in scheme.state.items():
+    sources = _by_place(kinds, role)
+    for scope, number in places:
+      source = sources.get((scope, number))
+      if source or not variable.is_optional:
+        yield naming_schemes.join(scope, variable.name, number), source
+
+
+def _by_place(kinds: _Kinds, role: str) -> Dict[Tuple[str, int], str]:
+  """Returns the names of loss scales' variables in a role by name scope and number."""
+  members = kinds.get(Kind(role, (), is_state=True), [])
+  return {(member.scope, member.numbers[-1]): member.name for member in members}
+
+
+def _name_of_one(kind: Kind, members: Members, scheme: NamingScheme) -> _Pair:
+  """Returns the name of the variable of a single optimizer with a dynamic loss scale;
+  raises a ValueError for those of several.
+  """
+  if len(members) > 1:
+    raise ValueError(
+      "The names in the naming scheme {!r} depend on which optimizers have a loss "
+      "scale, and the checkpoint has these variables of several: {}. {}".format(
+        scheme.name, ", ".join(sorted(member.name for member in members)), _LIKE
       )
-    if source or target not in result:
-      result[target] = source
+    )
+  (member,) = members
+  number = member.numbers[-1] if member.is_plain else 0
+  scope = scheme.write(member.scope, DYNAMIC)
+  return naming_schemes.join(scope, kind.stem, number), member.name
 
 
-def _names_of_state(state: Members, scheme: NamingScheme) -> _Names:
-  """Returns the names of loss scales' variables in a scheme."""
-  names: _Names = []
-  for member in state:
-    role, number = member.parsed.stem, member.parsed.number
-    if role in scheme.state:
-      target = naming_schemes.join(member.scope, scheme.state[role].name, number)
-      names.append((target, member.name))
-    if scheme is CONTRIB and role == "current_loss_scale":  # It has all variables.
-      bad_steps = scheme.state["bad_steps"].name
-      names.append((naming_schemes.join(member.scope, bad_steps, number), None))
-  return names
-
-
-def _names_of_one(
-  member: Member, scheme: NamingScheme, state_scopes: Set[str]
-) -> _Names:
-  """Returns the names of the variable of a single optimizer: without conditionals, and
-  if the scheme has some, in its first ones (control flow v1) and without scope (v2).
-
-  A name without scope may have lost that of the loss scale, and has it, too.
+def _names_alone(
+  kind: Kind, members: Members, have_equal_values: HaveEqualValues
+) -> Iterator[_Pair]:
+  """Yields the names that optimizers without loss scaling give to variables of a kind.
+  Raises a ValueError if their order is not certain.
   """
-  last = member.parsed.stem
-  if _is_plain(member):
-    last = member.name.rpartition("/")[2]
-  scopes = {member.scope}
-  if not member.scope:
-    scopes |= state_scopes
-  if member.has_lost_scope:  # A conditional of the program drops it in each scheme.
-    scopes.add("")
-  names: _Names = []
-  for scope in sorted(scopes):
-    names.append((naming_schemes.join(scope, last), member.name))
-    if scheme.conditionals:
-      conditional = naming_schemes.join(scope, "cond", scheme.conditionals[DYNAMIC])
-      names.append((naming_schemes.join(conditional, last), member.name))
-      names.append((last, member.name))
-  return names
-
-
-def _names_without_conditionals(
-  members: Members, have_equal_values: HaveEqualValues
-) -> _Names:
-  """Returns the names that optimizers alone give to variables of one kind. Raises a
-  ValueError if their order is not certain.
-  """
-  names: _Names = []
-  for group in matching.grouped(members, matching.scope_of).values():
+  groups = matching.grouped(members, [member.scope for member in members])
+  for scope, group in groups.items():
     sources = [member.name for member in group]
     targets = sources
-    if not all(map(_is_plain, group)):
+    if not all(member.is_plain for member in group):
       if not matching.is_ordered(group) and not have_equal_values(sources):
         raise ValueError(
           "{} are variables of different optimizers, but their names do not tell in "
           "which order the program creates them. Expected the .meta file beside the "
           "checkpoint. {}".format(", ".join(sources), _LIKE)
         )
-      scope, stem = group[0].scope, group[0].parsed.stem
       numbers = range(len(group))
-      targets = [naming_schemes.join(scope, stem, number) for number in numbers]
-    names += zip(targets, sources)
-  return names
+      targets = [naming_schemes.join(scope, kind.stem, number) for number in numbers]
+    yield from zip(targets, sources)
 
 
-def _is_plain(member: Member) -> bool:
-  """Returns whether a name has no conditionals, and has not lost its scope."""
-  return member.name.rpartition("/")[0] == member.scope
+def _check_scopes(found: Variables, kinds: _Kinds) -> None:
+  """Raises a ValueError with a map if variables may have lost their scopes under
+  control flow v2.
 
-
-def _check_single(optimizers: List[Members]) -> None:
-  """Raises a ValueError if a program may have several loss scales, or one in a name
-  scope, whose names the checkpoint of an unscaled program does not tell.
+      Adam's powers     without a .meta file, if all loss scales are in scopes
+      other variables   if a conditional uses them that is in a scope: its program may
+                        have created them in the conditional, or before
   """
-  for members in optimizers:
-    if len(members) > 1 or members[0].scope:
-      raise ValueError(
-        "The checkpoint has no loss scale. Which loss scales the program has, and in "
-        "which name scopes, is not known from its variables {}. {}".format(
-          ", ".join(member.name for member in members), _LIKE
-        )
+  state = [member for kind in kinds if kind.is_state for member in kinds[kind]]
+  scopes = {member.scope for member in state}
+  names: Dict[str, str] = {}
+  for kind, members in kinds.items():
+    for member in members:
+      own, _, last = member.name.rpartition("/")
+      possible = found.scopes.get(member.name, own)
+      if matching.is_renamed(kind, members):
+        possible = "" if found.order or member.form else min(scopes, default="")
+      if scopes and possible not in ("", own):
+        names[naming_schemes.join(possible, last)] = member.name
+  if names:
+    raise ValueError(
+      "It is not certain in which name scopes the program creates {}. Correct this map "
+      "of names to write to names in the checkpoint, and pass it as `name_map` "
+      "(--name-map FILE). {}".format(
+        ", ".join(names.values()), json.dumps(names, indent=2)
       )
-
-
-def _unknown_loss_scales(members: Members, scheme: NamingScheme) -> ValueError:
-  """Returns the error for variables of several optimizers."""
-  return ValueError(
-    "The names in the naming scheme {!r} depend on which optimizers have a loss scale, "
-    "and the checkpoint has these variables of several: {}. {}".format(
-      scheme.name, ", ".join(sorted(member.name for member in members)), _LIKE
     )
-  )

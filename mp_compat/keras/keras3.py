@@ -12,7 +12,6 @@ from mp_compat._tensorflow import tf
 from mp_compat._tensorflow import trackable
 from mp_compat.core import gradients
 from mp_compat.core import loss_scale
-from mp_compat.core import naming_schemes
 from mp_compat.graph import graphs
 from mp_compat.graph import records
 from mp_compat.keras import keras2
@@ -32,8 +31,10 @@ UNUSED_SETTINGS.update(
 _Variable = Any  # a tf.Variable or a Variable of Keras 3
 _Apply = Callable[[keras2.Pairs], object]
 
+# The names of a loss scale's variables in Keras's own class.
 _NAMES_IN_KERAS = {
-  role: variable.name for role, variable in naming_schemes.KERAS_3.state.items()
+  "current_loss_scale": "dynamic_scale",
+  "good_steps": "step_counter",
 }
 
 

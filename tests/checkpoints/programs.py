@@ -19,11 +19,14 @@ class Optimizer(NamedTuple):
   """An optimizer of a program, which trains a variable of its own.
 
   Attributes:
-    kind: "adam", "adamax", "momentum" or "sgd".
+    kind: One of `KINDS`.
     scaling: "dynamic", "fixed" or "none".
     scope: The name scope in which the gradients are applied.
     conditionals: How many conditionals the program adds before in the same scope.
     steps: How many steps it trains, so that powers differ.
+    model: The variable scope of its variable.
+    label: Its name, which it has also in programs with more or fewer optimizers; by
+      default its number.
   """
 
   kind: str = "adam"
@@ -31,6 +34,8 @@ class Optimizer(NamedTuple):
   scope: str = ""
   conditionals: int = 0
   steps: int = 1
+  model: str = ""
+  label: str = ""
 
 
 class Program(NamedTuple):
@@ -48,19 +53,78 @@ class Program(NamedTuple):
   shares_scopes: bool = True
 
 
-def random_program(seed):
-  """Returns a program of one to five optimizers."""
+class Exchange(NamedTuple):
+  """A program that writes a checkpoint, and one that restores it.
+
+  Attributes:
+    writer: The program that writes.
+    reader: The program that restores: the same, or with one more or fewer optimizer.
+    saved: The labels of the optimizers whose variables are saved.
+  """
+
+  writer: Program
+  reader: Program
+  saved: Tuple[str, ...]
+
+  @property
+  def features(self):
+    """Returns what is drawn of the things that can differ."""
+    programs = (self.writer, self.reader)
+    optimizers = [one for program in programs for one in program.optimizers]
+    found = {"kind " + one.kind for one in optimizers}
+    found |= {"scaling " + one.scaling for one in optimizers}
+    found |= {"model in " + one.model for one in optimizers if one.model}
+    found |= {"applied in " + one.scope for one in optimizers if one.scope}
+    found.add("control flow {}".format(self.writer.control_flow))
+    added = len(self.reader.optimizers) - len(self.writer.optimizers)
+    found.add({0: "same", 1: "added", -1: "dropped"}[added])
+    if len(self.saved) < len(self.writer.optimizers):
+      found.add("part")
+    if {one.kind for one in optimizers} == {"sgd"}:
+      found.add("sgd alone")
+    return found
+
+
+def random_exchange(seed):
+  """Returns an exchange between programs of one to five optimizers."""
   chance = random.Random(seed)
+  program = random_program(chance)
+  labels = tuple(one.label for one in program.optimizers)
+  change = chance.choice(["same"] * 5 + ["added", "dropped", "part"])
+  if change == "same" or len(labels) < 2:
+    return Exchange(program, program, labels)
+  left_out = chance.choice(labels)
+  kept = tuple(label for label in labels if label != left_out)
+  if change == "part":
+    return Exchange(program, program, kept)
+  smaller = program._replace(
+    optimizers=tuple(one for one in program.optimizers if one.label in kept)
+  )
+  if change == "added":
+    return Exchange(smaller, program, kept)
+  return Exchange(program, smaller, labels)
+
+
+def random_program(chance):
+  """Returns a program of one to five optimizers."""
   scopes = chance.choice([[""], ["", "head"], ["head"], ["a", "b"], ["", "cond"]])
+  kinds = chance.choice(
+    [["adam"] * 5 + ["adamax", "momentum", "sgd", "own"]] * 7 + [["sgd"]]
+  )
+  models = chance.choice(
+    [[""], [""], ["", "cond", "cond_1"], ["cond", "g/cond", "while"]]
+  )
   optimizers = []
   for index in range(chance.randint(1, 5)):
     optimizers.append(
       Optimizer(
-        chance.choice(["adam"] * 5 + ["adamax", "momentum", "sgd"]),
+        chance.choice(kinds),
         chance.choice(["dynamic", "dynamic", "none", "none", "fixed"]),
         chance.choice(scopes),
         chance.choice([0, 0, 0, 1, 2]),
         chance.choice([index + 1, chance.randint(0, 3)]),
+        chance.choice(models),
+        str(index),
       )
     )
   return Program(
@@ -94,11 +158,26 @@ class AdamWithOnePower(tf.train.AdamOptimizer):
     return tf.group(*update_ops, update, name=name_scope)
 
 
+class WithCount(tf.train.GradientDescentOptimizer):
+  """Counts its steps in a variable that it creates when it applies gradients."""
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    self._count = tf.Variable(
+      lambda: 5.0, name="own_count", trainable=False, use_resource=True
+    )
+    applied = super().apply_gradients(grads_and_vars, global_step, name)
+    return tf.group(applied, self._count.assign_add(1.0))
+
+  def variables(self):
+    return [self._count]
+
+
 KINDS = {
   "adam": lambda: tf.train.AdamOptimizer(0.1),
   "adamax": lambda: AdamWithOnePower(0.1),
   "momentum": lambda: tf.train.MomentumOptimizer(0.1, 0.9),
   "sgd": lambda: tf.train.GradientDescentOptimizer(0.1),
+  "own": lambda: WithCount(0.1),
 }
 
 
@@ -139,14 +218,16 @@ class Training:
     self.train_ops = []
     self.state = {"global_step": self.global_step}
     for index, optimizer in enumerate(program.optimizers):
-      self._add(index, optimizer, writer)
+      self._add(optimizer.label or str(index), optimizer, writer)
+    tf.get_default_graph().training = self
 
   def _add(self, index, optimizer, writer):
-    weights = tf.get_variable(
-      "w{}".format(index),
-      initializer=np.array([1.0, -2.0], np.float32),
-      use_resource=True,
-    )
+    with tf.variable_scope(optimizer.model):
+      weights = tf.get_variable(
+        "w{}".format(index),
+        initializer=np.array([1.0, -2.0], np.float32),
+        use_resource=True,
+      )
     with tf.name_scope(self._scope(optimizer)):
       for _ in range(optimizer.conditionals):
         tf.cond(self.x[0] > 0, lambda: self.x * 1.0, lambda: self.x * 2.0)
@@ -198,19 +279,38 @@ class Training:
     """Returns the values of `state`."""
     return sess.run(self.state)
 
+  def part(self, labels):
+    """Returns the variables of the optimizers with some labels, and the global step."""
+    labels = (*labels, "global_step")
+    return {
+      name: variable
+      for name, variable in self.state.items()
+      if name.split(":")[0] in labels
+    }
 
-def write(program, writer, path, meta=True):
-  """Trains a program in a new graph and saves it; returns the values then, and after it
-  has trained as much again.
+
+def initial_values(program, writer):
+  """Returns the values of a program before it trains."""
+  with testing.control_flow(program.control_flow), tf.Graph().as_default():
+    training = Training(program, writer)
+    with testing.initialized_session() as sess:
+      return training.values(sess)
+
+
+def write(program, writer, path, meta=True, saved=None):
+  """Trains a program in a new graph and saves it, or the variables of the optimizers
+  `saved`; returns the values then, and after it has trained as much again.
   """
   with testing.control_flow(program.control_flow), tf.Graph().as_default():
     training = Training(program, writer)
     with testing.initialized_session() as sess:
       training.train(sess)
-      tf.train.Saver().save(sess, path, write_meta_graph=meta, write_state=False)
-      saved = training.values(sess)
+      var_list = None if saved is None else list(training.part(saved).values())
+      saver = tf.train.Saver(var_list)
+      saver.save(sess, path, write_meta_graph=meta, write_state=False)
+      values = training.values(sess)
       training.train(sess)
-      return saved, training.values(sess)
+      return values, training.values(sess)
 
 
 # Each way restores the variables of a training in the default graph, and returns the
@@ -219,6 +319,18 @@ def write(program, writer, path, meta=True):
 
 def saver(sess, path):
   checkpoints.Saver().restore(sess, path)
+
+
+def saver_of(labels):
+  """Returns the way of a Saver for the variables of some optimizers."""
+
+  def restore(sess, path):
+    sess.run(tf.global_variables_initializer())
+    part = tf.get_default_graph().training.part(labels)
+    checkpoints.Saver(list(part.values())).restore(sess, path)
+
+  restore.__name__ = "saver_of_part"
+  return restore
 
 
 def name_map(sess, path):

@@ -28,6 +28,10 @@ ADAM = goldens.golden_path("1.15", Case("tensorflow", "adam"))
 @pytest.mark.parametrize("version, case", goldens.SESSIONS)
 def test_saver_restores_converted_checkpoint(version, case, to, tmp_path):
   path = str(tmp_path / "converted")
+  if case.control_flow == 2 and case.scope and case.optimizer == "adam":
+    with pytest.raises(ValueError, match='(?s)--name-map FILE.*"head/beta1_power": "b'):
+      checkpoints.convert(goldens.golden_path(version, case), path, to)
+    return
   found = checkpoints.convert(goldens.golden_path(version, case), path, to)
   saved = goldens.load_expected_renamed(version, case, "saved")
   values = goldens.rename_to_ours(goldens.restore(to, case, path, tf.train.Saver), case)
@@ -182,8 +186,6 @@ def test_conversion_completes_one_killed_before_it_was_listed(tmp_path):
   killed = testing.run_python("-c", program, ADAM, target, 0, check=False)
   assert killed.returncode == -signal.SIGKILL
   assert tf.train.latest_checkpoint(str(tmp_path)) is None
-  with pytest.raises(ValueError, match="exists and is not overwritten"):
-    checkpoints.convert(ADAM, target, "mp_compat")
   checkpoints.convert(ADAM, target, "plain")
   assert tf.train.latest_checkpoint(str(tmp_path)) == target
 
@@ -198,7 +200,9 @@ def test_name_map_gives_names_that_are_not_certain(tmp_path, capsys):
   )
   with pytest.raises(ValueError, match="(?s)--name-map FILE.*{.*beta1_power_1"):
     checkpoints.convert(source, target, like=like)
-  with pytest.raises(ValueError, match="does not have nothing. It has: beta1_power"):
+  with pytest.raises(
+    ValueError, match="got nothing as beta1_power. It has: beta1_power"
+  ):
     checkpoints.convert(source, target, like=like, name_map={"beta1_power": "nothing"})
   names = {"beta1_power": "cond_1/beta1_power", "beta1_power_1": "beta1_power"}
   (tmp_path / "names.json").write_text(json.dumps(names))
@@ -211,6 +215,19 @@ def test_name_map_gives_names_that_are_not_certain(tmp_path, capsys):
     reader = tf.train.load_checkpoint(out)
     assert [reader.get_tensor(name) for name in sorted(names)] == [2, 1]
   assert "beta1_power" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "names, got",
+  [
+    ({"w": "w", "v": "w"}, "got w as v"),
+    ({"w": "w", "unknown": "b"}, "got b as unknown"),
+  ],
+)
+def test_name_map_with_wrong_names_raises(names, got, tmp_path):
+  with pytest.raises(ValueError, match="names to write, each once, but " + got):
+    checkpoints.convert(ADAM, str(tmp_path / "out"), like=ADAM, name_map=names)
+  assert os.listdir(str(tmp_path)) == []
 
 
 def test_damaged_meta_file_is_ignored(tmp_path):
@@ -245,7 +262,7 @@ def test_part_of_checkpoint_is_rejected(part, tmp_path):
         ValueError, match="There is no checkpoint at .*without .index"
       ):
         read(path + part)
-    with mp_compat.install(), pytest.raises(ValueError, match="not a valid checkpoint"):
+    with mp_compat.install(), pytest.raises(ValueError, match="There is no checkpoint"):
       saver.restore(sess, path + part)
   assert os.path.exists(path + part) and not os.path.exists(str(tmp_path / "out.index"))
 
@@ -397,7 +414,7 @@ def test_convert_requires_naming_scheme_or_like(tmp_path):
       checkpoints.convert(ADAM, str(tmp_path / "out"), **arguments)
   with pytest.raises(
     ValueError,
-    match="does not have these in the same shape: b/Momentum, w/Momentum. Pass",
+    match="Not found in .*: b/Momentum, w/Momentum. It has: .* Pass as `state` ",
   ):
     checkpoints.convert(
       ADAM,

@@ -176,7 +176,7 @@ def test_conversion_omits_and_adds_own_state(tmp_path):
   save(paths["dynamic"], mp_compat.DynamicLossScale, [])
   with pytest.raises(
     ValueError,
-    match="the same shape: hysteresis. .* as `state` the variables of a loss scale of",
+    match="Not found in .*: hysteresis. It .* as `state` the variables of a loss scale of",
   ):
     checkpoints.convert(paths["dynamic"], paths["like"], like=paths["own"])
   like = checkpoints.convert(

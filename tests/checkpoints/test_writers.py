@@ -55,8 +55,10 @@ def test_tensorflow_class_continues_our_training(
   case = Case("mp_compat", optimizer, 1, scope)
   path, converted = str(tmp_path / case.name), str(tmp_path / "converted")
   saved, after = golden_cases.make(case, str(tmp_path))
-  written = checkpoints.convert(path, converted, "tensorflow")
-  assert written.naming_scheme == ("tensorflow" if optimizer == "adam" else "mp_compat")
+  to = {1: "tensorflow", 2: "tensorflow_v2"}[control_flow]
+  written = checkpoints.convert(path, converted, to)
+  has_conditional = optimizer == "adam" and control_flow == 1
+  assert written.naming_scheme == ("tensorflow" if has_conditional else "mp_compat")
   for saver, source in [(checkpoints.Saver, path), (tf.train.Saver, converted)]:
     histories = goldens.restore_and_continue(
       "tensorflow", case, source, saver, control_flow

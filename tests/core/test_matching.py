@@ -34,12 +34,15 @@ def compare_values(text):
   return lambda names: len({values[name] for name in names}) == 1
 
 
-def match(wanted, found, order=True, meta="", **options):
-  """Returns the names in the checkpoint: "-" for none, "?" where several are possible.
+def match(wanted, found, order=True, meta="", scaled=True, **options):
+  """Returns the names in the checkpoint of a program, with a loss scale if `scaled`:
+  "-" for none, "?" where several are possible.
 
   `order`: whether the order of `wanted` is that of creation; `meta`: that of `found`.
   """
   options["order"] = wanted.split() if order else ()
+  if scaled and not naming_schemes.state(variables(found).shapes):
+    found += " of_program/current_loss_scale"
   result = matching.match(
     wanted.split(),
     variables(wanted, **options),
@@ -114,11 +117,7 @@ def translate(names, to, meta=""):
       "current_loss_scale current_loss_scale_1",
     ),
     ("current_loss_scale current_loss_scale_1", "loss_scale good_steps", "? ?"),
-    (
-      "current_loss_scale current_loss_scale_1",
-      "current_loss_scale",
-      "current_loss_scale -",
-    ),
+    ("current_loss_scale current_loss_scale_1", "current_loss_scale", "? ?"),
     # The powers of another optimizer, and a state that was created in another scope.
     ("finetune/beta1_power", "pretrain/beta1_power", "-"),
     ("head/beta1_power", "beta1_power", "beta1_power"),
@@ -126,7 +125,6 @@ def translate(names, to, meta=""):
     ("a/current_loss_scale", "b/current_loss_scale", "b/current_loss_scale"),
     # Variables of the program that have the name of a loss scale's variable.
     ("task/loss_scale", "current_loss_scale good_steps", "-"),
-    ("current_loss_scale good_steps", "task/loss_scale rl/good_steps", "- -"),
     (
       "current_loss_scale good_steps loss_scale",
       "current_loss_scale good_steps",
@@ -140,13 +138,9 @@ def translate(names, to, meta=""):
     # The graph or the checkpoint is that of a part of the program.
     ("beta1_power", "cond_1/beta1_power cond_3/beta1_power", "?"),
     ("beta1_power beta1_power_1", "cond_1/beta1_power", "? ?"),
-    ("beta1_power", "beta1_power beta1_power_1", "beta1_power"),
-    ("beta1_power beta1_power_1", "beta1_power", "beta1_power -"),
-    (
-      "cond_3/beta1_power",
-      "cond_1/beta1_power cond_3/beta1_power",
-      "cond_3/beta1_power",
-    ),
+    ("beta1_power", "beta1_power beta1_power_1", "?"),
+    ("beta1_power beta1_power_1", "beta1_power", "? ?"),
+    ("cond_3/beta1_power", "cond_1/beta1_power cond_3/beta1_power", "?"),
     ("a/beta1_power a/beta1_power_1", "a/beta1_power beta1_power x/beta1_power", "? ?"),
     # Two names for one value, as `convert --to tensorflow` writes them.
     ("cond_3/beta1_power", "beta1_power=1 cond_1/beta1_power=1", "beta1_power"),
@@ -204,9 +198,10 @@ def translate(names, to, meta=""):
     (
       "beta1_power a/beta1_power",
       "beta1_power=1 a/beta1_power=2 b/beta1_power=3",
-      "beta1_power a/beta1_power",
+      "? ?",
     ),
-    ("a/beta1_power beta1_power", "a/beta1_power", "a/beta1_power -"),
+    ("a/beta1_power", "a/beta1_power b/beta1_power", "a/beta1_power"),
+    ("a/beta1_power beta1_power", "a/beta1_power", "? ?"),
     ("a/beta1_power beta1_power", "beta1_power", "? ?"),
     # Numbers that are part of the name.
     ("dense_1", "dense", "-"),
@@ -327,8 +322,7 @@ STATE = dict.fromkeys(["current_loss_scale", "good_steps"], SCALAR)
 @pytest.mark.parametrize("to", naming_schemes.SCHEMES)
 @pytest.mark.parametrize("weights", [WEIGHTS, SCALARS])
 def test_weights_and_slots_keep_their_names(weights, to):
-  trained = ["cond/k/w", "k/w", "g/cond/w"]
-  found = Variables({**weights, **STATE}, weights=trained)
+  found = Variables({**weights, **STATE})
   translated = translation.translate(found, to, assume_different)
   assert {name: translated.get(name) for name in weights} == dict(zip(weights, weights))
   assert len(translated) - len(weights) <= len(STATE) + 1
@@ -339,7 +333,7 @@ def test_weights_and_slots_match_by_name():
   saved["cond/t"] = SCALAR
   matched = matching.match(
     SCALARS,
-    Variables({**SCALARS, **STATE}),
+    Variables({**SCALARS, **STATE}, weights={"cond/t", "cond_1/t"}),
     Variables({**saved, **STATE}),
     assume_different,
   )
@@ -372,11 +366,21 @@ def test_own_variable_has_the_scope_that_it_lost():
   assert matched.names == {"head/rate": "rate_1", "rate": "rate"}
 
 
-def test_conditionals_of_programs_are_kept():
-  assert match("a/kernel", "cond/a/kernel") == "-"
-  assert match("cond/a/kernel", "a/kernel") == "-"
-  assert match("cond/a/kernel", "cond/a/kernel") == "cond/a/kernel"
-  assert match("beta1_power", "cond/beta1_power") == "cond/beta1_power"
+@pytest.mark.parametrize(
+  "wanted, found, matched",
+  [
+    ("a/kernel", "cond/a/kernel", "-"),
+    ("cond/a/kernel", "a/kernel", "-"),
+    ("cond/a/kernel", "cond/a/kernel", "cond/a/kernel"),
+    ("beta1_power", "cond/beta1_power", "cond/beta1_power"),
+    # As TensorFlow does, which has no other names.
+    ("beta1_power", "beta1_power beta1_power_1", "beta1_power"),
+    ("beta1_power beta1_power_1", "beta1_power", "beta1_power -"),
+    ("current_loss_scale good_steps", "task/loss_scale rl/good_steps", "- -"),
+  ],
+)
+def test_programs_without_loss_scaling_match_by_name(wanted, found, matched):
+  assert match(wanted, found, scaled=False) == matched
 
 
 @pytest.mark.parametrize("names", [OURS, TENSORFLOW_V1])
@@ -388,10 +392,10 @@ def test_names_translate_to_each_scheme(names):
     and ours["beta1_power"] == power
     and ours["w/Adam_1"] == "w/Adam_1"
   )
-  assert sorted(other) == sorted(set(OURS) | set(TENSORFLOW_V1))
-  assert other["beta1_power"] == other["cond_1/beta1_power"] == power
+  assert sorted(other) == TENSORFLOW_V1 and other["cond_1/beta1_power"] == power
+  assert sorted(translate(names, "tensorflow_v2")) == OURS
   contrib = translate(names, "contrib")
-  assert sorted(contrib) == sorted(set(CONTRIB_V1) | {"beta1_power", "beta2_power"})
+  assert sorted(contrib) == CONTRIB_V1
   assert contrib["loss_scale"] == "current_loss_scale" and contrib["bad_steps"] is None
   assert sorted(translate(names, "plain")) == PLAIN
 
@@ -406,14 +410,24 @@ def test_plain_checkpoint_gets_new_state():
   assert translate(PLAIN, "plain") == dict(zip(PLAIN, PLAIN))
 
 
-def test_missing_scope_is_restored():
-  names = ["beta1_power", "head/current_loss_scale", "head/good_steps", "head/w"]
-  assert translate(names, "plain") == {
+@pytest.mark.parametrize("to", naming_schemes.SCHEMES)
+def test_scope_that_may_be_lost_raises(to):
+  names = "beta1_power head/current_loss_scale head/good_steps head/w"
+  with pytest.raises(
+    ValueError, match='(?s)--name-map FILE.*"head/beta1_power": "beta'
+  ):
+    translate(names, to)
+  assert translate(names, "plain", meta=names) == {
     "beta1_power": "beta1_power",
-    "head/beta1_power": "beta1_power",
     "head/w": "head/w",
   }
-  assert translate(names, "tensorflow")["head/cond_1/beta1_power"] == "beta1_power"
+
+
+def test_scope_of_own_variable_that_may_be_lost_raises():
+  found = variables("rate current_loss_scale", order=["rate"], scopes={"rate": "head"})
+  for to in naming_schemes.SCHEMES:
+    with pytest.raises(ValueError, match='"head/rate": "rate"'):
+      translation.translate(found, to, assume_different)
 
 
 def test_contrib_names_are_translated():
@@ -445,22 +459,26 @@ def test_two_optimizers_are_translated():
     "beta1_power": "cond_1/beta1_power",
     "beta1_power_1": "cond_3/beta1_power",
   }
-  head = translate(["head/beta1_power", "head/current_loss_scale"], "tensorflow")
-  assert sorted(head) == [
-    "beta1_power",
-    "head/beta1_power",
-    "head/cond_1/beta1_power",
-    "head/current_loss_scale",
-  ]
+
+
+def test_scheme_of_control_flow_writes_scopes():
+  names = ["head/beta1_power", "head/current_loss_scale"]
+  for to, power in [
+    ("tensorflow", "head/cond_1/beta1_power"),
+    ("tensorflow_v2", "beta1_power"),
+    ("plain", "head/beta1_power"),
+  ]:
+    assert translate(names, to)[power] == "head/beta1_power"
 
 
 def test_variables_of_other_optimizers_are_translated():
   theirs = "cond_1/own_count own_weight current_loss_scale=2"
+  found = variables(theirs, created={"cond_1/own_count"})
   there = {"own_count": "cond_1/own_count", "own_weight": "own_weight"}
-  assert translate(theirs, "plain") == there
-  # Without a loss scale, the conditional is the program's.
-  theirs = "cond_1/own_count own_weight"
-  assert translate(theirs, "plain") == {name: name for name in theirs.split()}
+  assert translation.translate(found, "plain", assume_different) == there
+  # Without a .meta file, it may be a weight.
+  kept = ["cond_1/own_count", "own_weight"]
+  assert translate(theirs, "plain") == dict(zip(kept, kept))
 
 
 def test_user_scopes_are_kept():
@@ -507,7 +525,7 @@ def test_lost_scopes_are_written():
   assert ours["head/beta1_power"] == "beta1_power_1" and len(ours) == 4
   single = variables("beta1_power", scopes={"beta1_power": "head"})
   plain = translation.translate(single, "plain", assume_different)
-  assert sorted(plain) == ["beta1_power", "head/beta1_power"]
+  assert sorted(plain) == ["head/beta1_power"]
 
 
 def test_translation_of_unknown_order_raises():
@@ -529,21 +547,12 @@ def test_translation_of_unknown_order_raises():
     "beta1_power beta1_power_1 current_loss_scale good_steps",
     "a/beta1_power b/beta1_power current_loss_scale",
     "cond_1/beta1_power beta1_power loss_scale good_steps loss_scale_1 good_steps_1",
+    "beta1_power beta1_power_1",
   ],
 )
 def test_translation_of_unknown_loss_scales_raises(names):
   with pytest.raises(ValueError, match="depend on which optimizers have a loss scale"):
     translate(names, "tensorflow")
-
-
-@pytest.mark.parametrize("names", ["beta1_power beta1_power_1", "head/beta1_power"])
-@pytest.mark.parametrize("to", ["mp_compat", "tensorflow", "contrib"])
-def test_loss_scales_of_unknown_number_or_scope_are_not_added(names, to):
-  with pytest.raises(
-    ValueError, match="has no loss scale.*{}.*--like".format(names[:4])
-  ):
-    translate(names, to)
-  assert sorted(translate(names, "plain")) == names.split()
 
 
 def test_names_of_own_scheme_are_kept():
@@ -554,8 +563,29 @@ def test_names_of_own_scheme_are_kept():
 
 
 def test_unknown_scheme_raises():
-  expected = (
-    "to must be one of 'mp_compat', 'tensorflow', 'contrib', 'plain', but got 'keras'"
-  )
+  expected = "to must be one of 'mp_compat', 'tensorflow', 'tensorflow_v2', 'contrib', 'plain', but got"
   with pytest.raises(ValueError, match=expected):
     translate([], "keras")
+
+
+@pytest.mark.parametrize(
+  "names, name_map",
+  [
+    ("beta1_power", {"beta1_power": "cond_1/beta1_power"}),
+    ("own_count", {"own_count": "cond_1/own_count"}),
+  ],
+)
+def test_name_map_that_drops_a_variable_raises(names, name_map):
+  found = variables(names)
+  with pytest.raises(ValueError, match=names + " would be written as .* name map"):
+    translation.translate(found, "plain", assume_different, name_map)
+
+
+def test_variable_that_was_not_saved_tells_which_one_was():
+  graph = variables(POWERS, order=POWERS.split(), loss_scales={"beta1_power": DYNAMIC})
+  theirs = "cond_1/beta1_power beta1_power"
+  found = variables(theirs, order=theirs.split(), unsaved={"cond_1/beta1_power"})
+  matched = matching.match(graph.shapes, graph, found, assume_different)
+  assert matched == matching.Match({"beta1_power_1": "beta1_power"}, {})
+  translated = translation.translate(found, "plain", assume_different)
+  assert translated == {"beta1_power_1": "beta1_power"}

@@ -38,8 +38,8 @@ def test_parsed_names_sort_by_creation():
   names = ["cond_11/beta1_power", "cond_3/beta1_power", "cond/beta1_power"]
   assert sorted(names, key=naming_schemes.parse) == names[::-1]
   parsed = naming_schemes.parse("head/cond_1/beta1_power_2")
-  assert parsed == naming_schemes.Name("head", (1,), "beta1_power", 2)
-  assert naming_schemes.parse("w/Adam_1").stem == "Adam_1"
+  assert parsed == naming_schemes.Name("head/cond", "beta1_power", (1, 2))
+  assert parsed.scope == "head"
 
 
 def test_each_scheme_has_its_dtypes():
@@ -48,3 +48,16 @@ def test_each_scheme_has_its_dtypes():
       assert scheme.variable(role) is variable
   assert naming_schemes.CONTRIB.variable("good_steps").dtype == "int32"
   assert naming_schemes.TENSORFLOW.variable("bad_steps").dtype == "int64"
+
+
+@pytest.mark.parametrize(
+  "loss_scale, forms",
+  [
+    (None, ["head", "head", "head", "head", "head"]),
+    ("fixed", ["head", "head", "head", "head/cond", "head"]),
+    ("dynamic", ["head", "head/cond", "", "head/cond", "head"]),
+  ],
+)
+def test_each_scheme_writes_scopes(loss_scale, forms):
+  schemes = naming_schemes.SCHEMES.values()
+  assert [scheme.form("head", loss_scale) for scheme in schemes] == forms
