@@ -471,7 +471,7 @@ _ROWS = {
   "core/translation": [
     ("translate", "test", "result.get", "False"),
     ("translate", "test", "unsaved", "False"),
-    ("translate", "operand", "keeps_scopes", ""),
+    ("translate", "test", "recognize", "True"),
     ("_name_of_one", "test", "len", "False"),
     ("_names_alone", "operand", "have_equal_values(sources)", ""),
     ("_check_scopes", "operand", "scopes", ""),

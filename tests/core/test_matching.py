@@ -14,15 +14,15 @@ from tests.core.test_naming_schemes import SCALAR
 from tests.core.test_naming_schemes import TENSORFLOW_V1
 
 
+def assume_different(names):
+  """Compares values that are not known."""
+  return len(names) < 2
+
+
 def variables(text, **options):
   """Returns scalars with the names in `text`, where "name=value" gives a value."""
   names = [word.partition("=")[0] for word in text.split()]
   return Variables(dict.fromkeys(names, SCALAR), **options)
-
-
-def assume_different(names):
-  """Compares values that are not known."""
-  return len(names) < 2
 
 
 def compare_values(text):
@@ -428,6 +428,10 @@ def test_scope_of_own_variable_that_may_be_lost_raises():
   for to in naming_schemes.SCHEMES:
     with pytest.raises(ValueError, match='"head/rate": "rate"'):
       translation.translate(found, to, assume_different)
+  # Without a loss scale, no conditional is that of loss scaling.
+  unscaled = variables("rate", order=["rate"], scopes={"rate": "head"})
+  translated = translation.translate(unscaled, "plain", assume_different)
+  assert translated == {"rate": "rate"}
 
 
 def test_contrib_names_are_translated():
