@@ -457,7 +457,7 @@ _ROWS = {
     ("NamingScheme.can_write", "operand", "name.scope", ""),
   ],
   "core/matching": [
-    ("match", "operand", "is_conditional", ""),
+    ("match", "operand", "is_conditional", "False"),
     ("match", "name", "bool(fits) or len(others) >= len(members)", "True"),
     ("match", "operand", "have_equal_values(sources)", ""),
     ("match", "operand", "names[name] in found.unsaved", ""),

@@ -145,15 +145,17 @@ def match(
   """
   names = {name: name for name in graph.shapes if name in found.shapes}
   ambiguous: Dict[str, List[str]] = {}
-  graph_kinds, found_kinds = [kinds(each, graph.weights) for each in (graph, found)]
-  is_scaled = bool(graph.loss_scales) or any(
-    kind.is_state for kind in (*graph_kinds, *found_kinds)
-  )
+  graph_kinds = kinds(graph, graph.weights)
+  found_kinds = kinds(found, graph.weights)
+  has_state = any(kind.is_state for kind in (*graph_kinds, *found_kinds))
+  is_scaled = has_state or bool(graph.loss_scales)
   for kind, members in graph_kinds.items():
     others = found_kinds.get(kind, [])
     both = members + others
     is_conditional = not all(member.is_plain for member in both)
-    if [is_scaled, is_conditional, is_renamed(kind, both)].count(True) < 2:
+    # Two of these show that names may differ.
+    reasons = [is_scaled, is_conditional, is_renamed(kind, both)]
+    if reasons.count(True) < 2:
       continue
     for member in members:
       names.pop(member.name, None)
@@ -170,7 +172,10 @@ def match(
   for name in list(names):
     if name not in wanted or names[name] in found.unsaved:
       del names[name]
-  return Match(names, {name: ambiguous[name] for name in ambiguous if name in wanted})
+  for name in list(ambiguous):
+    if name not in wanted:
+      del ambiguous[name]
+  return Match(names, ambiguous)
 
 
 def kinds(
