@@ -108,7 +108,8 @@ def convert(
       added, by name: ints for int64, floats for float32.
       "plain" omits them; they are added where `source` lacks them.
     name_map: names in `source` by those to write, for variables of which an error says
-      that they are not certain.
+      that they are not certain. With `to`, those by "nothing", "nothing_1" and so on
+      are left out: a program that lacks their optimizers restores the checkpoint.
 
   Returns:
     An `Inspection` of the checkpoint at `target`.
@@ -145,6 +146,9 @@ def convert(
     _check_names(name_map, checkpoint, name_map)
     found = checkpoint.variables_without({*state, *name_map.values()})
     names = translation.translate(found, to, checkpoint.have_equal_values, name_map)
+    for name in name_map:
+      if naming_schemes.parse(name).stem == "nothing":
+        del names[name]
     scheme = naming_schemes.SCHEMES[to]
     if scheme.state:
       for name in state:

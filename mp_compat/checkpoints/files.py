@@ -342,7 +342,8 @@ def ambiguity(match: matching.Match, path: str, remedy: str = "") -> str:
   return (
     "The checkpoint {} has variables of several optimizers, and neither their names "
     "nor a .meta file beside it tell which is which. Complete this map of names in the "
-    "graph to names in the checkpoint, without those that are nothing there. {} "
+    "graph to names in the checkpoint, without those that are nothing there; add "
+    "those in the checkpoint that are not in the graph, as nothing, nothing_1. {} "
     "{}".format(path, remedy or _conversion(path), json.dumps(names, indent=2))
   )
 

@@ -72,7 +72,7 @@ def translate(
       raise ValueError(
         "{} would be written as {}, which is the name of another variable. Expected no "
         "variable of that name, another naming scheme than {!r}, or a name to write in "
-        "the name map.".format(source, target, to)
+        "the name map (nothing: it is left out).".format(source, target, to)
       )
     result[target] = source or result.get(target)
   return result

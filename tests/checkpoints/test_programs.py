@@ -170,6 +170,23 @@ def test_completed_map_of_error_restores(way, tmp_path):
   check(SCALED_FIRST, "plain", programs.saver, out, saved, None)
 
 
+@pytest.mark.parametrize("dropped", ["0", "1"])
+def test_completed_map_restores_without_dropped_optimizer(dropped, tmp_path):
+  path, out = str(tmp_path / "model"), str(tmp_path / "out")
+  labelled = [Optimizer(steps=2, label="0"), Optimizer(steps=4, label="1")]
+  saved, _ = write(Program(tuple(labelled)), "mp_compat", path)
+  smaller = Program(tuple(one for one in labelled if one.label != dropped))
+  with pytest.raises(tf.errors.InvalidArgumentError, match="as nothing, nothing_1"):
+    check(smaller, "mp_compat", programs.saver, path, saved, None)
+  endings = {"0": "", "1": "_1"}
+  names = {}
+  for name in (*POWERS, "current_loss_scale", "good_steps"):
+    names[name] = name + {"0": "_1", "1": ""}[dropped]
+    names["nothing_{}".format(len(names))] = name + endings[dropped]
+  checkpoints.convert(path, out, "mp_compat", name_map=names)
+  check(smaller, "mp_compat", programs.saver, out, saved, None)
+
+
 @pytest.mark.parametrize("optimizers", [[0], [1]], ids=["scaled", "unscaled"])
 def test_part_of_variables_is_restored(optimizers, tmp_path):
   path = str(tmp_path / "model")
