@@ -12,6 +12,7 @@ import time
 import pytest
 
 from mp_compat import __main__ as command_line
+from mp_compat import _tensorflow
 from mp_compat.tools.compare import processes
 from tests import testing
 
@@ -514,7 +515,15 @@ def test_other_changes_of_variables_are_seen(code, arguments, words, compare):
     (0, "evaluates.py py_function", ["after each of 4 steps"]),
     (2, "evaluates.py tape", ["Eager training was seen"]),
     # A name that has lost its scope.
-    (0, "scoped.py", ["4 variables after each of 4 steps"]),
+    pytest.param(
+      0,
+      "scoped.py",
+      ["4 variables after each of 4 steps"],
+      marks=pytest.mark.skipif(
+        (2, 4) <= _tensorflow.VERSION <= (2, 10),
+        reason="init_scope ignores disable_eager_execution(): TensorFlow's class fails",
+      ),
+    ),
     # An op that gets no seed otherwise.
     (0, "evaluates.py box", ["after each of 4 steps"]),
   ],
