@@ -34,7 +34,9 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
   wanted = variable_scope.variables_of(wanted)
-  pairs = list(wanted.items() if isinstance(wanted, Mapping) else wanted)
+  pairs: List[Tuple[str, Any]] = list(
+    wanted.items() if isinstance(wanted, Mapping) else wanted
+  )
   scopes: List[str] = []
   named: Dict[str, Any] = {}
   for name, value in pairs:
