@@ -457,7 +457,9 @@ _ROWS = {
     ("NamingScheme.can_write", "operand", "name.scope", ""),
   ],
   "core/matching": [
-    ("match", "operand", "is_conditional", "False"),
+    ("_keep_names", "name", "is_scaled or is_conditional", "is_scaled"),
+    ("_keep_names", "name", "names <= others or others <= names", "False"),
+    ("_pair", "name", "_is_mixed(group, others[key])", "False"),
     ("match", "name", "bool(fits) or len(others) >= len(members)", "True"),
     ("match", "operand", "have_equal_values(sources)", ""),
     ("match", "operand", "names[name] in found.unsaved", ""),
@@ -469,6 +471,8 @@ _ROWS = {
     ("is_ordered", "call", "len", "1"),
   ],
   "core/translation": [
+    ("_names_alone", "name", "has_lost_scopes and not scope", "False"),
+    ("_names_of_state", "name", "place not in places", "False"),
     ("translate", "test", "result.get", "False"),
     ("translate", "test", "unsaved", "False"),
     ("translate", "test", "recognize", "True"),

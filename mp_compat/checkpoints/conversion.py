@@ -22,7 +22,7 @@ class Inspection(NamedTuple):
 
   Attributes:
     path: The path of the checkpoint.
-    naming_scheme: "mp_compat", "tensorflow", "contrib", "plain" or "object-based".
+    naming_scheme: one of those of `convert`, or "object-based".
     variables: The dtype and the shape of each variable, by name.
     state: The values of the loss scale's variables, by name.
   """
@@ -97,9 +97,10 @@ def convert(
     target: the path of the checkpoint to write. The index is moved there last: no
       partial checkpoint can be read. It becomes the latest one of its directory
       (`tf.train.latest_checkpoint`).
-    to: one of "mp_compat", "tensorflow", "contrib" and "plain". The names are those of
-      a program that builds no other conditionals than the optimizer's. The `.meta` file
-      of `source` tells the order of several optimizers' variables.
+    to: one of "mp_compat", "tensorflow" (control flow v1), "tensorflow_v2", "contrib"
+      and "plain". The names are those of a program that builds no other conditionals
+      than the optimizer's. The `.meta` file of `source` tells the order of several
+      optimizers' variables.
     like: instead of `to`, a checkpoint (or a directory) of the program that will
       restore `target`: its names are used. TensorFlow's class names Adam's powers after
       the enclosing conditional: `cond_3/beta1_power` if the program itself builds two.
@@ -272,7 +273,13 @@ def _values(
       dtype = source.dtypes[old]
     array = source.read(old) if old else np.asarray(initial)
     if name in roles or not old:
-      array = array.astype(dtype.as_numpy_dtype)
+      converted = array.astype(dtype.as_numpy_dtype)
+      if dtype.is_integer and converted != array:
+        raise ValueError(
+          "{} is {}, which is no {}: expected the count of a loss scale. Rename the "
+          "variable of the program that has this name.".format(old, array, dtype.name)
+        )
+      array = converted
     values[name] = _Value(array, dtype)
   return values
 

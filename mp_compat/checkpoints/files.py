@@ -190,6 +190,7 @@ class Checkpoint:
     """
     if self._variables is None:
       meta_graph = _meta_graph("{}.meta".format(self.path))
+      of_model = tf_variables.names_of_model(meta_graph)
       nodes = meta_graph.graph_def.node
       shapes: Dict[str, naming_schemes.Shape] = {}
       for node in nodes:
@@ -198,8 +199,8 @@ class Checkpoint:
       self._variables = matching.Variables(
         {**shapes, **self.shapes},
         order=list(shapes),
-        created=_in_conditionals(nodes),
-        scopes=_lost_scopes(nodes, tf_variables.names_of_model(meta_graph)),
+        created=_in_conditionals(nodes) - of_model,
+        scopes=_lost_scopes(nodes, of_model),
         unsaved=shapes.keys() - self.shapes.keys(),
       )
     return self._variables
@@ -340,9 +341,10 @@ def ambiguity(match: matching.Match, path: str, remedy: str = "") -> str:
   for name, sources in match.ambiguous.items():
     names[name] = " or ".join([*sources, "nothing"])
   return (
-    "The checkpoint {} has variables of several optimizers, and neither their names "
-    "nor a .meta file beside it tell which is which. Complete this map of names in the "
-    "graph to names in the checkpoint, without those that are nothing there; add "
+    "The checkpoint {} does not tell which of its variables are those of the graph: "
+    "several fit, by their names and the .meta file beside it, if there is one. "
+    "Complete this map of names in the graph to names in the checkpoint, without "
+    "those that are nothing there; add "
     "those in the checkpoint that are not in the graph, as nothing, nothing_1. {} "
     "{}".format(path, remedy or _conversion(path), json.dumps(names, indent=2))
   )

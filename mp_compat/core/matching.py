@@ -134,7 +134,8 @@ def match(
         if one fits, or all that fit agree: these names
         elif all in its scope have equal values: one of these, if none is missing
         else: ambiguous
-      all others: by name
+      all others: by name; in conditionals, if all in the graph, or in the checkpoint,
+        are in both: else ambiguous, if there is more than one
 
   Args:
     wanted: the names of the variables to restore.
@@ -151,15 +152,13 @@ def match(
   is_scaled = has_state or bool(graph.loss_scales)
   for kind, members in graph_kinds.items():
     others = found_kinds.get(kind, [])
-    both = members + others
-    is_conditional = not all(member.is_plain for member in both)
-    # Two of these show that names may differ.
-    reasons = [is_scaled, is_conditional, is_renamed(kind, both)]
-    if reasons.count(True) < 2:
+    if _keep_names(kind, members, others, is_scaled):
       continue
+    fits: List[_Names] = []
+    if is_renamed(kind, members + others):
+      fits = _fits(kind, members, others)
     for member in members:
       names.pop(member.name, None)
-    fits = _fits(kind, members, others)
     for member in members:
       sources = _sources(kind, member, others, fits)
       unused = [source for source in sources if source not in names.values()]
@@ -218,6 +217,24 @@ def is_renamed(kind: Kind, members: Members) -> bool:
   if kind.is_state or (kind.stem in POWERS and not kind.shape):
     return True
   return any(member.is_created for member in members)
+
+
+def _keep_names(kind: Kind, members: Members, found: Members, is_scaled: bool) -> bool:
+  """Returns whether the variables of a kind match by name.
+
+  Those in conditionals that no optimizer is known to have created may be a model's, in
+  a scope called "cond": they do if all names in the graph are in the checkpoint, or the
+  reverse.
+  """
+  both = members + found
+  is_conditional = not all(member.is_plain for member in both)
+  if is_renamed(kind, both):
+    return not (is_scaled or is_conditional)
+  if not (is_scaled and is_conditional):
+    return True
+  names = {member.name for member in members}
+  others = {member.name for member in found}
+  return names <= others or others <= names
 
 
 def _sources(
@@ -286,9 +303,21 @@ def _pair(
   for key, group in groups.items():
     if not (is_ordered(group) and is_ordered(others[key])):
       return {}
+    if others[key][0].position < 0 and _is_mixed(group, others[key]):
+      return {}
     for member, source in zip(group, others[key]):
       pairs[member.name] = source.name
   return pairs
+
+
+def _is_mixed(members: Members, found: Members) -> bool:
+  """Returns whether only some variables of a graph are in scopes that the program
+  itself calls "cond". The numbers of conditionals do not tell their order then.
+  """
+  conditional = [member for member in members if member.form != member.scope]
+  if len(conditional) in (0, len(members)):
+    return False
+  return any(member.form != member.scope for member in found)
 
 
 def is_ordered(members: Members) -> bool:

@@ -13,7 +13,8 @@ to those that an optimizer creates when it applies gradients, such as Adam's pow
 All other variables (weights, slots, global_step) have the same name in each of these
 schemes. A scheme writes names: it is a function from the place where an optimizer
 creates a variable to the name scope (`WriteScope`), and a table of the loss scale's own
-variables. A fifth one is one more entry of `SCHEMES`. Which scheme a checkpoint has is
+variables. A further one is one more entry of `SCHEMES`; if it adds another scope than
+"cond", that is one of `ADDED_SCOPES`, too. Which scheme a checkpoint has is
 found by trying all: `core.matching` compares what they write for a graph, and
 `core.translation` writes the names of another.
 """
@@ -40,6 +41,9 @@ DYNAMIC, FIXED = "dynamic", "fixed"
 
 # The variables that Adam creates when it applies gradients.
 POWERS = ("beta1_power", "beta2_power")
+
+# The name scopes that schemes add: conditionals, which TensorFlow numbers.
+ADDED_SCOPES = ("cond",)
 
 # Returns the name scope of a variable that an optimizer creates when it applies
 # gradients, from its name scope without loss scaling, and the kind of the optimizer's
@@ -114,7 +118,8 @@ class Name(NamedTuple):
   @property
   def scope(self) -> str:
     """Returns the name scopes without conditionals: "head"."""
-    return "/".join(part for part in self.form.split("/") if part != "cond")
+    parts = [part for part in self.form.split("/") if part not in ADDED_SCOPES]
+    return "/".join(parts)
 
 
 def parse(name: str) -> Name:
@@ -122,10 +127,10 @@ def parse(name: str) -> Name:
   *scopes, stem = name.split("/")
   numbers: List[int] = []
   for index, scope in enumerate(scopes):
-    conditional = re.fullmatch(r"cond(?:_(\d+))?", scope)
-    if conditional:
-      scopes[index] = "cond"
-      numbers.append(int(conditional.group(1) or 0))
+    added = re.fullmatch(r"({})(?:_(\d+))?".format("|".join(ADDED_SCOPES)), scope)
+    if added:
+      scopes[index] = added.group(1)
+      numbers.append(int(added.group(2) or 0))
   numbered = re.fullmatch(r"(.+)_(\d+)", stem)
   number = 0
   if numbered:
@@ -199,7 +204,8 @@ CONTRIB = NamingScheme(
 )
 PLAIN = NamingScheme("plain", keep_scope)
 
-# The naming scheme of a checkpoint is the first that can have written it.
+# The naming scheme of a checkpoint is the first that can have written it; the last has
+# no variables of a loss scale.
 SCHEMES = {
   scheme.name: scheme
   for scheme in (MP_COMPAT, TENSORFLOW, TENSORFLOW_V2, CONTRIB, PLAIN)

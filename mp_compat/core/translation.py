@@ -81,8 +81,16 @@ def translate(
 def _names_of_state(kinds: _Kinds, scheme: NamingScheme) -> Iterator[_Pair]:
   """Yields the names of loss scales' variables in a scheme: all that a loss scale has
   there, and those that this one has in addition, for each scale in the checkpoint.
+  Raises a ValueError for a variable without a scale.
   """
   places = _by_place(kinds, "current_loss_scale") or {("", 0): ""}
+  for role in naming_schemes.MP_COMPAT.state:
+    for place, name in _by_place(kinds, role).items():
+      if place not in places:
+        raise ValueError(
+          "{} has the name of a loss scale's variable, but there is no loss scale of "
+          "that scope and number: it may be the program's own. {}".format(name, _LIKE)
+        )
   for role, variable in scheme.state.items():
     sources = _by_place(kinds, role)
     for scope, number in places:
@@ -121,10 +129,13 @@ def _names_alone(
   Raises a ValueError if their order is not certain.
   """
   groups = matching.grouped(members, [member.scope for member in members])
+  # Names that lost their scopes were numbered together with those that have none.
+  has_lost_scopes = any(member.scope and "/" not in member.name for member in members)
   for scope, group in groups.items():
     sources = [member.name for member in group]
     targets = sources
-    if not all(member.is_plain for member in group):
+    is_plain = all(member.is_plain for member in group)
+    if not is_plain or (has_lost_scopes and not scope):
       if not matching.is_ordered(group) and not have_equal_values(sources):
         raise ValueError(
           "{} are variables of different optimizers, but their names do not tell in "

@@ -57,17 +57,18 @@ def _is_scaled(loss: gradients.Loss) -> bool:
   return False
 
 
-def _state_in(graph: tf.Graph) -> Dict[str, str]:
-  """Returns the names of the variables in a graph that are those of loss scales, with
-  their roles; see `naming_schemes.state`.
+def _state_in(graph: tf.Graph) -> Set[str]:
+  """Returns the names of the variables in a graph that are those of loss scales: of
+  this package, or recognized by their names (`naming_schemes.state`).
   """
+  own = loss_scale.state_names(graph)
   shapes: Dict[str, Sequence[int]] = {}
   for op in graph.get_operations():
-    is_variable = op.type in ("VarHandleOp", "VariableV2")
+    is_variable = op.type in ("VarHandleOp", "VariableV2") and op.name not in own
     if is_variable and naming_schemes.is_state_name(op.name):
       shape = tf.TensorShape(op.get_attr("shape"))
       shapes[op.name] = [-1] if shape.ndims is None else shape.as_list()
-  return naming_schemes.state(shapes)
+  return own.union(naming_schemes.state(shapes))
 
 
 def _read_by(tensor: tf.Tensor) -> List[tf.Tensor]:

@@ -190,6 +190,31 @@ def test_conversion_completes_one_killed_before_it_was_listed(tmp_path):
   assert tf.train.latest_checkpoint(str(tmp_path)) == target
 
 
+@pytest.mark.parametrize("to", ["mp_compat", "plain"])
+def test_weight_in_scope_of_conditional_keeps_its_name(to, tmp_path):
+  path, target = str(tmp_path / "model"), str(tmp_path / "out")
+  expected = {"cond/kernel": 1.0, "kernel": 2.0}
+  with testing.control_flow(1):
+    tf.cond(tf.placeholder_with_default(True, []), lambda: 1.0, lambda: 2.0)
+    for name, value in expected.items():
+      tf.get_variable(name, initializer=value, use_resource=True)
+    tf.get_variable("current_loss_scale", initializer=8.0, trainable=False)
+  with testing.initialized_session() as sess:
+    tf.train.Saver().save(sess, path)
+  checkpoints.convert(path, target, to)
+  reader = tf.train.load_checkpoint(target)
+  assert {name: reader.get_tensor(name) for name in expected} == expected
+
+
+def test_variable_of_program_named_as_count_raises(tmp_path):
+  path = str(tmp_path / "model")
+  goldens.save_variables(
+    path, {"current_loss_scale": np.float32(8), "good_steps": np.float32(7.75)}
+  )
+  with pytest.raises(ValueError, match="good_steps is 7.75, which is no int64"):
+    checkpoints.convert(path, str(tmp_path / "out"), like=path)
+
+
 def test_name_map_gives_names_that_are_not_certain(tmp_path, capsys):
   source, like, target = [str(tmp_path / name) for name in ("source", "like", "out")]
   goldens.save_variables(

@@ -280,6 +280,29 @@ def test_scope_named_cond_is_no_conditional_of_loss_scaling(meta):
   assert match(wanted, found, meta=meta, loss_scales=loss_scales) == matched
 
 
+@pytest.mark.parametrize(
+  "wanted, found, matched",
+  [
+    ("cond_1/steps cond_2/steps", "cond/steps cond_1/steps", "? ?"),
+    ("cond_1/steps", "cond/steps cond_1/steps", "cond_1/steps"),
+    ("cond/steps cond_1/steps", "cond/steps", "cond/steps -"),
+  ],
+)
+def test_variables_of_model_in_scope_named_cond_keep_numbers(wanted, found, matched):
+  assert match(wanted, found) == matched
+
+
+def test_number_of_own_scope_tells_no_order():
+  wanted, found = (
+    "cond_2/beta1_power beta1_power",
+    "cond_1/beta1_power cond_2/beta1_power",
+  )
+  scaled = {"beta1_power": DYNAMIC}
+  assert match(wanted, found, loss_scales=scaled) == "? ?"
+  in_order = " ".join(reversed(found.split()))
+  assert match(wanted, found, meta=in_order, loss_scales=scaled) == in_order
+
+
 def test_loss_scales_outside_of_scopes_match_in_order():
   wanted = "b/current_loss_scale a/current_loss_scale"
   theirs = "current_loss_scale current_loss_scale_1"
@@ -520,6 +543,13 @@ def test_own_variables_are_kept():
     translate(with_state, "contrib")
 
 
+@pytest.mark.parametrize("to", naming_schemes.SCHEMES)
+def test_count_without_loss_scale_raises(to):
+  names = "current_loss_scale good_steps good_steps_1"
+  with pytest.raises(ValueError, match="good_steps_1 has the name of a loss scale's"):
+    translate(names, to)
+
+
 def test_lost_scopes_are_written():
   theirs = ["beta1_power", "beta1_power_1", "current_loss_scale", "good_steps"]
   scopes = {"beta1_power_1": "head"}
@@ -527,6 +557,12 @@ def test_lost_scopes_are_written():
   ours = translation.translate(found, "mp_compat", assume_different)
   assert ours["beta1_power"] == "beta1_power"
   assert ours["head/beta1_power"] == "beta1_power_1" and len(ours) == 4
+  # Those that had no scope get the numbers that they have alone.
+  theirs = ["beta1_power", "beta1_power_1", "beta1_power_2"]
+  found = variables(" ".join(theirs), order=theirs, scopes={"beta1_power": "head"})
+  assert translation.translate(found, "plain", assume_different) == dict(
+    zip(["head/beta1_power", "beta1_power", "beta1_power_1"], theirs)
+  )
   single = variables("beta1_power", scopes={"beta1_power": "head"})
   plain = translation.translate(single, "plain", assume_different)
   assert sorted(plain) == ["head/beta1_power"]
