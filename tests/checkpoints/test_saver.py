@@ -531,6 +531,33 @@ def test_weights_in_scopes_that_are_called_cond_are_kept(to, tmp_path):
     assert sess.run(made) == [2.0, 1.0, 0.0]
 
 
+def make_adams(count):
+  """Builds steps of several optimizers; returns the variables of the first one."""
+  kept = []
+  for number in range(count):
+    weight = tf.get_variable("w{}".format(number), initializer=1.0, use_resource=True)
+    adam = tf.train.AdamOptimizer(0.1, beta1=0.5 + 0.1 * number)
+    opt = mp_compat.MixedPrecisionLossScaleOptimizer(adam, "dynamic")
+    opt.minimize(weight * weight)
+    kept = kept or tf.global_variables()
+  return kept
+
+
+def test_error_says_how_to_continue_with_an_added_optimizer(tmp_path):
+  path = str(tmp_path / "model")
+  with tf.Graph().as_default():
+    make_adams(1)
+    with testing.initialized_session() as sess:
+      tf.train.Saver().save(sess, path)
+  kept = make_adams(2)
+  with testing.initialized_session() as sess:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="with tf.train.Saver, w"):
+      checkpoints.Saver(kept).restore(sess, path)
+    tf.train.Saver(kept).restore(sess, path)
+    (power,) = [each for each in kept if each.op.name == "beta1_power"]
+    assert sess.run(power) == np.float32(0.5)
+
+
 def test_a_block_that_was_added_is_missing(tmp_path):
   path = str(tmp_path / "model")
   save_blocks(path, ["g/cond", "g/cond_1"])
