@@ -342,12 +342,13 @@ def ambiguity(match: matching.Match, path: str, remedy: str = "") -> str:
     names[name] = " or ".join([*sources, "nothing"])
   return (
     "The checkpoint {} does not tell which of its variables are those of the graph: "
-    "several fit, by their names and the .meta file beside it, if there is one. If an "
-    "optimizer was added to the program, restore the variables that kept their names "
-    "with tf.train.Saver, without mp_compat.install(). Otherwise complete this map of "
-    "names in the graph to names in the checkpoint, without those that are nothing "
-    "there; add those in the checkpoint that are not in the graph, as nothing, "
-    "nothing_1. {} {}".format(
+    "several fit, by their names and the .meta file beside it, if there is one. If "
+    "mp_compat wrote it, and an optimizer was added that the program applies after all "
+    "others, these have kept their names: restore them with tf.train.Saver, without "
+    "mp_compat.install(). "
+    "Otherwise complete this map of names in the graph to names in the checkpoint, "
+    "without those that are nothing there; add those in the checkpoint that are not in "
+    "the graph, as nothing, nothing_1. {} {}".format(
       path, remedy or _conversion(path), json.dumps(names, indent=2)
     )
   )
