@@ -31,7 +31,7 @@ _PUBLIC = {
     "get_loss_scale",
   ],
   "mp_compat.core.variable_scope": ["float32_variable_storage_getter"],
-  "mp_compat.migration.graph_rewrite": [
+  "mp_compat.graph_rewrite": [
     "disable_mixed_precision_graph_rewrite",
     "enable_mixed_precision_graph_rewrite",
     "mixed_precision_graph_rewrite",

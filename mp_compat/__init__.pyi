@@ -15,16 +15,16 @@ from mp_compat.core.loss_scale import get_loss_scale as get_loss_scale
 from mp_compat.core.variable_scope import (
   float32_variable_storage_getter as float32_variable_storage_getter,
 )
-from mp_compat.migration.graph_rewrite import (
+from mp_compat.graph_rewrite import (
   disable_mixed_precision_graph_rewrite as disable_mixed_precision_graph_rewrite,
 )
-from mp_compat.migration.graph_rewrite import (
+from mp_compat.graph_rewrite import (
   enable_mixed_precision_graph_rewrite as enable_mixed_precision_graph_rewrite,
 )
-from mp_compat.migration.graph_rewrite import (
+from mp_compat.graph_rewrite import (
   mixed_precision_graph_rewrite as mixed_precision_graph_rewrite,
 )
-from mp_compat.migration.graph_rewrite import (
+from mp_compat.graph_rewrite import (
   register_loss_scale_wrapper as register_loss_scale_wrapper,
 )
 from mp_compat.migration.installation import install as install

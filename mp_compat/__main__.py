@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 import mp_compat
 from mp_compat.core import naming_schemes
@@ -102,20 +102,12 @@ def _add_checkpoint(commands: _Commands) -> None:
   checkpoint.set_defaults(run=_checkpoint)
   actions = checkpoint.add_subparsers(metavar="ACTION", dest="action")
   actions.required = True
-  for action in (_add_inspect(actions), _add_convert(actions)):
-    action.add_argument(
-      "--state",
-      action="append",
-      type=_state,
-      default=[],
-      metavar="NAME=VALUE",
-      help="a variable that a loss scale of your own adds, and its initial value; may "
-      "be repeated",
-    )
+  _add_inspect(actions)
+  _add_convert(actions)
 
 
-def _add_inspect(actions: _Commands) -> argparse.ArgumentParser:
-  """Adds `checkpoint inspect`; returns its parser.
+def _add_inspect(actions: _Commands) -> None:
+  """Adds `checkpoint inspect`.
 
   For example:
 
@@ -129,11 +121,10 @@ def _add_inspect(actions: _Commands) -> argparse.ArgumentParser:
     "path", metavar="PATH", help="a checkpoint, such as model.ckpt-100; or a directory"
   )
   inspect.add_argument("--json", metavar="FILE", help="write it as JSON, too")
-  return inspect
 
 
-def _add_convert(actions: _Commands) -> argparse.ArgumentParser:
-  """Adds `checkpoint convert`; returns its parser.
+def _add_convert(actions: _Commands) -> None:
+  """Adds `checkpoint convert`.
 
   For example:
 
@@ -168,7 +159,6 @@ def _add_convert(actions: _Commands) -> argparse.ArgumentParser:
     help="JSON: names in IN by the names to write, of variables whose names are not "
     "certain",
   )
-  return convert
 
 
 def _add_compare(commands: _Commands) -> None:
@@ -334,20 +324,6 @@ def _positive(text: str) -> int:
   return int(text)
 
 
-def _state(text: str) -> Tuple[str, float]:
-  """Returns the name and the number of an argument `NAME=VALUE`; an int without a
-  point.
-  """
-  name, _, value = text.rpartition("=")
-  if not name or not re.fullmatch("-?[0-9]+(\\.[0-9]*)?", value):
-    raise argparse.ArgumentTypeError(
-      "expected NAME=VALUE with a number, but got {!r}".format(text)
-    )
-  if "." in value:
-    return name, float(value)
-  return name, int(value)
-
-
 def _runs(text: str) -> List[str]:
   """Returns the runs of an argument such as `original,mp_compat`."""
   runs = text.split(",")
@@ -365,10 +341,9 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
   from mp_compat import checkpoints
   from mp_compat._tensorflow import tf
 
-  state = dict(arguments.state)
   try:
     if arguments.action == "inspect":
-      inspection = checkpoints.inspect(arguments.path, state)
+      inspection = checkpoints.inspect(arguments.path)
       if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
           json.dump(_as_json(inspection), file, indent=2)
@@ -382,7 +357,6 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
         arguments.target,
         arguments.to,
         arguments.like,
-        state,
         name_map,
       )
   except (OSError, ValueError, tf.errors.OpError) as error:

@@ -167,13 +167,3 @@ def test_run_without_program_fails(capsys):
   assert (
     "mp_compat run: expected a script, or -m and a module" in capsys.readouterr().err
   )
-
-
-@pytest.mark.parametrize(
-  "text, name, value",
-  [("hysteresis=2", "hysteresis", 2), ("head/decay=-0.5", "head/decay", -0.5)],
-)
-def test_numbers_with_point_are_floats(text, name, value):
-  """A variable of a checkpoint gets the dtype of the number."""
-  found = command_line._state(text)
-  assert found == (name, value) and type(found[1]) is type(value)

@@ -32,6 +32,7 @@ monitoring
 checkpoints.files checkpoints
 contrib
 keras
+graph_rewrite
 migration
 tools.ranges_chart tools.migrate
 tools.compare.recording tools.compare.training tools.compare.report

@@ -5,7 +5,7 @@ import collections
 import os
 import platform
 from types import MappingProxyType
-from typing import Container, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Container, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -33,13 +33,12 @@ class Inspection(NamedTuple):
   state: "collections.OrderedDict[str, np.ndarray]"
 
 
-def inspect(path: files.Path, state: Iterable[str] = ()) -> Inspection:
+def inspect(path: files.Path) -> Inspection:
   """Returns the variables in a checkpoint, its naming scheme and the state of its loss
   scale.
 
   Args:
     path: a checkpoint, or a directory, of which the latest checkpoint is used.
-    state: the names of further variables of the loss scale, which a subclass added.
 
   Returns:
     An `Inspection`, with dtypes, shapes and the values of the loss scale's variables.
@@ -50,16 +49,13 @@ def inspect(path: files.Path, state: Iterable[str] = ()) -> Inspection:
   """
   checkpoint = files.Checkpoint(files.resolve_path(path))
   shapes = checkpoint.shapes
-  names = shapes.keys() & state
+  scheme = naming_schemes.recognize(shapes).name
+  names = list(naming_schemes.state(shapes))
   if checkpoint.is_object_based:
     scheme = "object-based"
-    for name in shapes:
-      key = name.partition("/.ATTR")[0]
-      if naming_schemes.is_state_name(key):
-        names.add(name)
-  else:
-    scheme = naming_schemes.recognize(shapes).name
-    names.update(naming_schemes.state(shapes))
+    for name in sorted(shapes):
+      if naming_schemes.is_state_name(name.partition("/.ATTR")[0]):
+        names.append(name)
   found = Inspection(
     path=checkpoint.path,
     naming_scheme=scheme,
@@ -68,7 +64,7 @@ def inspect(path: files.Path, state: Iterable[str] = ()) -> Inspection:
   )
   for name in sorted(shapes):
     found.variables[name] = (checkpoint.dtypes[name], shapes[name])
-  for name in sorted(names):
+  for name in names:
     found.state[name] = checkpoint.read(name)
   return found
 
@@ -78,7 +74,6 @@ def convert(
   target: files.Path,
   to: Optional[str] = None,
   like: Optional[files.Path] = None,
-  state: Mapping[str, float] = MappingProxyType({}),
   name_map: Mapping[str, str] = MappingProxyType({}),
 ) -> Inspection:
   """Writes a checkpoint with the names of another naming scheme or program, and
@@ -105,9 +100,6 @@ def convert(
       restore `target`: its names are used. TensorFlow's class names Adam's powers after
       the enclosing conditional: `cond_3/beta1_power` if the program itself builds two.
       Its `.meta` file, if there is one, is copied too.
-    state: the initial values of further variables of the loss scale, which a subclass
-      added, by name: ints for int64, floats for float32.
-      "plain" omits them; they are added where `source` lacks them.
     name_map: names in `source` by those to write, for variables of which an error says
       that they are not certain. With `to`, those by "nothing", "nothing_1" and so on
       are left out: a program that lacks their optimizers restores the checkpoint.
@@ -145,26 +137,23 @@ def convert(
   meta = ""
   if to is not None:
     _check_names(name_map, checkpoint, name_map)
-    found = checkpoint.variables_without({*state, *name_map.values()})
+    found = checkpoint.variables_without(name_map.values())
     names = translation.translate(found, to, checkpoint.have_equal_values, name_map)
     for name in name_map:
       if naming_schemes.parse(name).stem == "nothing":
         del names[name]
     scheme = naming_schemes.SCHEMES[to]
-    if scheme.state:
-      for name in state:
-        names[name] = name if name in checkpoint.shapes else None
   else:
     assert like is not None  # checked above
     example = files.Checkpoint(files.resolve_path(like))
     _check_names(name_map, checkpoint, example.shapes)
-    names = _names_like(example, checkpoint, state, name_map)
+    names = _names_like(example, checkpoint, name_map)
     scheme = naming_schemes.recognize(example.shapes)
     meta = "{}.meta".format(example.path)
-  _write(_values(checkpoint, names, scheme, state), target)
+  _write(_values(checkpoint, names, scheme), target)
   if tf.gfile.Exists(meta):
     tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
-  return inspect(target, state)
+  return inspect(target)
 
 
 class _Value(NamedTuple):
@@ -209,7 +198,6 @@ def _check_names(
 def _names_like(
   like: files.Checkpoint,
   source: files.Checkpoint,
-  own: Iterable[str],
   name_map: Mapping[str, str],
 ) -> Dict[str, Optional[str]]:
   """Returns for each name in `like` the name in `source` to copy from, which is that in
@@ -219,20 +207,20 @@ def _names_like(
   matched = matching.match(
     like.shapes.keys() - name_map.keys(),
     like.variables_without(name_map),
-    source.variables_without(set(name_map.values())),
+    source.variables_without(name_map.values()),
     source.have_equal_values,
   )
   matched.names.update(name_map)
   if matched.ambiguous:
     remedy = "Pass it as `name_map` (--name-map FILE)."
     raise ValueError(files.ambiguity(matched, source.path, remedy))
-  state = naming_schemes.state(like.shapes)
-  required = like.shapes.keys() - state.keys() - set(own)
+  required = like.shapes.keys() - naming_schemes.state(like.shapes).keys()
   missing = required - matched.names.keys()
   if missing:
     raise ValueError(
-      "Expected the variables of {}. {} Pass as `state` the variables of a loss scale "
-      "of your own, and as `name_map` (--name-map FILE) names that are others.".format(
+      "Expected the variables of {}. {} Pass those of other names as `name_map` "
+      "(--name-map FILE). If a loss scale of your own adds variables, restore the "
+      "checkpoint with mp_compat.checkpoints.Saver instead.".format(
         like.path, files.missing(missing, source)
       )
     )
@@ -240,47 +228,38 @@ def _names_like(
 
 
 def _values(
-  source: files.Checkpoint,
-  names: Mapping[str, Optional[str]],
-  scheme: NamingScheme,
-  own: Mapping[str, float],
+  source: files.Checkpoint, names: Mapping[str, Optional[str]], scheme: NamingScheme
 ) -> Dict[str, _Value]:
   """Returns the values to write by name.
 
       a name with one in `source`: the value there, with its dtype
       a variable of a loss scale: that value, or else its initial value in `scheme`,
         converted to its dtype in `scheme`, such as int32 counts to int64
-      other state that a subclass added: its value in `own`, as int64 or float32
 
   Args:
     source: the checkpoint to copy from.
-    names: for each name to write, that in `source`; None for state to add, which is a
-      scalar.
+    names: for each name to write, that in `source`; None for a variable of a loss scale
+      to add.
     scheme: the naming scheme to write, with the dtypes and the initial values of the
       loss scale's variables.
-    own: the initial values of the program's own state.
   """
   shapes = {name: source.shapes[old] if old else () for name, old in names.items()}
   roles = naming_schemes.state(shapes)
   values: Dict[str, _Value] = {}
   for name, old in names.items():
-    initial: float = own.get(name, 0)
-    dtype = tf.int64 if isinstance(initial, int) else tf.float32
-    if name in roles:
-      variable = scheme.variable(roles[name])
-      initial, dtype = variable.initial, tf.as_dtype(variable.dtype)
-    elif old:
-      dtype = source.dtypes[old]
-    array = source.read(old) if old else np.asarray(initial)
-    if name in roles or not old:
-      converted = array.astype(dtype.as_numpy_dtype)
-      if dtype.is_integer and converted != array:
-        raise ValueError(
-          "{} is {}, which is no {}: expected the count of a loss scale. Rename the "
-          "variable of the program that has this name.".format(old, array, dtype.name)
-        )
-      array = converted
-    values[name] = _Value(array, dtype)
+    if name not in roles:
+      values[name] = _Value(source.read(old), source.dtypes[old])
+      continue
+    variable = scheme.variable(roles[name])
+    dtype = tf.as_dtype(variable.dtype)
+    array = source.read(old) if old else np.asarray(variable.initial)
+    converted = array.astype(dtype.as_numpy_dtype)
+    if dtype.is_integer and converted != array:
+      raise ValueError(
+        "{} is {}, which is no {}: expected the count of a loss scale. Rename the "
+        "variable of the program that has this name.".format(old, array, dtype.name)
+      )
+    values[name] = _Value(converted, dtype)
   return values
 
 
@@ -293,12 +272,11 @@ def _write(values: Dict[str, _Value], target: str) -> None:
   try:
     prefix = os.path.join(temporary, os.path.basename(target))
     _save(values, prefix)
-    different = _different(values, prefix)
-    if different:
-      message = "{} in {} differs from the value that was written."
-      raise tf.errors.DataLossError(
-        None, None, message.format(", ".join(different), prefix)
-      )
+    written = files.Checkpoint(prefix)
+    for name in sorted(values):
+      if written.bits(name) != files.bits(*values[name]):
+        message = "{} in {} differs from the value that was written."
+        raise tf.errors.DataLossError(None, None, message.format(name, prefix))
     tf.gfile.Rename(
       prefix + ".data-00000-of-00001", target + ".data-00000-of-00001", overwrite=True
     )
@@ -310,19 +288,6 @@ def _write(values: Dict[str, _Value], target: str) -> None:
     # In memory, a folder without files does not exist.
     if tf.gfile.Exists(temporary):
       tf.gfile.DeleteRecursively(temporary)
-
-
-def _different(values: Dict[str, _Value], path: str) -> List[str]:
-  """Returns the names of variables that a checkpoint lacks, has in addition, or has
-  with another value.
-  """
-  written = files.Checkpoint(path)
-  different = sorted(values.keys() ^ written.shapes.keys())
-  for name in sorted(values.keys() & written.shapes.keys()):
-    read = _Value(written.read(name), written.dtypes[name])
-    if _bits(read) != _bits(values[name]):
-      different.append(name)
-  return different
 
 
 def _save(values: Dict[str, _Value], prefix: str) -> None:
@@ -342,10 +307,3 @@ def _save(values: Dict[str, _Value], prefix: str) -> None:
       tensors=tensors,
     )
     sess.run(save, feeds)
-
-
-def _bits(value: _Value) -> Tuple[object, ...]:
-  """Returns what is equal for values that are the same, bit for bit."""
-  array = value.array
-  content = array.tolist() if array.dtype == object else array.tobytes()
-  return value.dtype, array.shape, content

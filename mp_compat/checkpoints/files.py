@@ -9,7 +9,6 @@ import os
 import re
 from typing import (
   Any,
-  Container,
   Dict,
   Iterable,
   List,
@@ -29,7 +28,6 @@ from mp_compat._tensorflow import variables as tf_variables
 from mp_compat.core import loss_scale
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
-from mp_compat.core import translation
 
 Path = Union[str, bytes, "os.PathLike[str]"]
 # The name of a variable's op and the shape.
@@ -48,9 +46,6 @@ _PART = re.compile(r"(.+)\.(index|meta|data-\d+-of-\d+)")
 
 # Ops of variables in a graph.
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
-
-# Ops of conditionals under control flow v2.
-_CONDITIONALS = ("If", "StatelessIf")
 
 # Errors that TensorFlow's checkpoint readers raise for a damaged checkpoint.
 _BROKEN = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
@@ -177,11 +172,11 @@ class Checkpoint:
     """
     if len(names) < 2 or not self.shapes.keys() >= set(names):
       return len(names) < 2
-    values: Set[object] = set()
-    for name in names:
-      array = self.read(name)
-      values.add((self.dtypes[name], array.shape, array.tobytes()))
-    return len(values) == 1
+    return len({self.bits(name) for name in names}) == 1
+
+  def bits(self, name: str) -> Tuple[object, ...]:
+    """Returns what is equal for variables of the same value; see `bits`."""
+    return bits(self.read(name), self.dtypes[name])
 
   @property
   def variables(self) -> matching.Variables:
@@ -190,7 +185,6 @@ class Checkpoint:
     """
     if self._variables is None:
       meta_graph = _meta_graph("{}.meta".format(self.path))
-      of_model = tf_variables.names_of_model(meta_graph)
       nodes = meta_graph.graph_def.node
       shapes: Dict[str, naming_schemes.Shape] = {}
       for node in nodes:
@@ -199,17 +193,27 @@ class Checkpoint:
       self._variables = matching.Variables(
         {**shapes, **self.shapes},
         order=list(shapes),
-        created=_in_conditionals(nodes) - of_model,
-        scopes=_lost_scopes(nodes, of_model),
+        created=_in_conditionals(nodes) - tf_variables.names_of_model(meta_graph),
         unsaved=shapes.keys() - self.shapes.keys(),
       )
     return self._variables
 
-  def variables_without(self, names: Container[str]) -> matching.Variables:
+  def variables_without(self, names: Iterable[str]) -> matching.Variables:
     """Returns `variables` but those with some names."""
-    shapes = self.variables.shapes
-    kept = {name: shapes[name] for name in shapes if name not in names}
+    kept = dict(self.variables.shapes)
+    for name in names:
+      kept.pop(name, None)
     return self.variables._replace(shapes=kept)
+
+
+def bits(array: np.ndarray, dtype: tf.DType) -> Tuple[object, ...]:
+  """Returns what is equal for values that are the same, bit for bit. Arrays of strings
+  and of quantized dtypes are arrays of objects.
+  """
+  content: object = array.tobytes()
+  if array.dtype == object:
+    content = repr(array.tolist())
+  return dtype, array.shape, content
 
 
 def _meta_graph(path: str) -> tf.MetaGraphDef:
@@ -230,28 +234,8 @@ def _in_conditionals(nodes: Sequence[tf.NodeDef]) -> Set[str]:
   return {node.name for node in nodes if node.name.startswith(tuple(scopes))}
 
 
-def _lost_scopes(
-  nodes: Iterable[tf.NodeDef], weights: Container[str]
-) -> Dict[str, str]:
-  """Returns the name scopes that the variables, other than weights, would have that
-  conditionals of control flow v2 use: those created in them have lost the scope of the
-  conditional.
-  """
-  scopes: Dict[str, str] = {}
-  for node in nodes:
-    if node.op in _CONDITIONALS:
-      around = naming_schemes.parse(node.name).scope
-      for name in node.input:
-        if name not in weights and not name.startswith(around + "/"):
-          own, _, _ = name.rpartition("/")
-          scopes[name] = naming_schemes.join(around, own) if own else around
-  return scopes
-
-
 def match(
-  graph: tf.Graph,
-  wanted: Mapping[str, Named],
-  checkpoint: Checkpoint,
+  graph: tf.Graph, wanted: Mapping[str, Named], checkpoint: Checkpoint
 ) -> matching.Match:
   """Returns which variable in a checkpoint each variable of a graph is.
 
@@ -349,7 +333,7 @@ def ambiguity(match: matching.Match, path: str, remedy: str = "") -> str:
     "Otherwise complete this map of names in the graph to names in the checkpoint, "
     "without those that are nothing there; add those in the checkpoint that are not in "
     "the graph, as nothing, nothing_1. {} {}".format(
-      path, remedy or _conversion(path), json.dumps(names, indent=2)
+      path, remedy or conversion(path), json.dumps(names, indent=2)
     )
   )
 
@@ -357,19 +341,17 @@ def ambiguity(match: matching.Match, path: str, remedy: str = "") -> str:
 def missing(names: Iterable[str], checkpoint: Checkpoint) -> str:
   """Returns the message of an error for variables that a checkpoint lacks."""
   return (
-    "Not found in the checkpoint {}, which has the naming scheme {}: {}. It has: {}. "
-    "For other names, make a map of those in the graph to those in the checkpoint. "
-    "{}".format(
+    "Not found in the checkpoint {}, which has the naming scheme {}: {}. It has: "
+    "{}.".format(
       checkpoint.path,
       naming_schemes.recognize(checkpoint.shapes).name,
       ", ".join(sorted(names)),
       ", ".join(sorted(checkpoint.shapes)),
-      _conversion(checkpoint.path),
     )
   )
 
 
-def _conversion(path: str) -> str:
+def conversion(path: str) -> str:
   """Returns what an error advises to do with a map of names."""
   return (
     "Write it to a FILE, and restore what `python -m mp_compat checkpoint convert {} "
@@ -384,8 +366,8 @@ def data_loss_error(path: str, error: Exception) -> tf.errors.DataLossError:
   text = str(error)
   # A Session's message includes the node and its traceback. The line before the node
   # states the error.
-  line = re.search(r"([^\n]+)\n\s*\[\[", text) or re.search(r"([^\n]+)", text)
-  reason = line.group(1) if line else type(error).__name__
+  line = re.search(r"[^\n]+(?=\n\s*\[\[)", text) or re.search(r"[^\n]+", text)
+  reason = line.group() if line else type(error).__name__
   return tf.errors.DataLossError(
     None,
     None,
@@ -404,8 +386,8 @@ def op_name(value: tf.Variable) -> str:
 
 @functools.wraps(tensorflow_reader)
 def open_with_own_names(filepattern: str) -> Any:
-  """Returns TensorFlow's reader of a checkpoint, which has Adam's powers under their
-  names in this package, too.
+  """Returns TensorFlow's reader of a checkpoint, which has variables under their names
+  in the default graph, too.
   """
   reader = tensorflow_reader(filepattern)
   if reader.has_tensor(_OBJECT_GRAPH) or not reader.get_variable_to_shape_map():
@@ -414,22 +396,15 @@ def open_with_own_names(filepattern: str) -> Any:
 
 
 class _Reader:
-  """A reader with two names for a variable: its name in the checkpoint, and that of
-  this package.
-
-  A name that a variable of the default graph has is that variable, also where another
-  one has this name in the checkpoint. For variables that the graph does not have, the
-  name of this package is that without conditionals.
+  """A reader with the names in the checkpoint, and those of the default graph: a name
+  that a variable of the graph has is that variable, also where another one has this
+  name in the checkpoint.
   """
 
   def __init__(self, reader: Any, checkpoint: Checkpoint) -> None:
     """Wraps TensorFlow's `reader` of a `checkpoint` that is not object-based."""
     self._reader = reader
     self._checkpoint = checkpoint
-    self._names_without_graph = {
-      **_plain_names(checkpoint),
-      **{name: name for name in checkpoint.shapes},
-    }
     # It is called for each variable.
     self._match = functools.lru_cache(maxsize=1)(self._match_graph)
 
@@ -443,7 +418,7 @@ class _Reader:
 
   def get_tensor(self, tensor_str: str) -> np.ndarray:
     """Returns the value of the variable that has this name in the default graph; if
-    none has, in the checkpoint, or else in this package.
+    none has, in the checkpoint.
 
     Raises:
       tf.errors.InvalidArgumentError: If a variable of the default graph may be one of
@@ -460,45 +435,28 @@ class _Reader:
 
   def get_variable_to_shape_map(self) -> Dict[str, List[int]]:
     """Returns the shape of each variable, by both names."""
-    by_name = self._reader.get_variable_to_shape_map()
-    return {name: by_name[source] for name, source in self._names().items()}
+    return self._by_all_names(self._reader.get_variable_to_shape_map())
 
   def get_variable_to_dtype_map(self) -> Dict[str, tf.DType]:
     """Returns the dtype of each variable, by both names."""
-    by_name = self._reader.get_variable_to_dtype_map()
+    return self._by_all_names(self._reader.get_variable_to_dtype_map())
+
+  def _by_all_names(self, by_name: Dict[str, Any]) -> Dict[str, Any]:
+    """Returns what is known by the names in the checkpoint by all names."""
     return {name: by_name[source] for name, source in self._names().items()}
 
   def _names(self) -> Dict[str, str]:
     """Returns all names, each with the name in the checkpoint."""
     graph = tf.get_default_graph()
-    return {**self._names_without_graph, **self._match(graph, graph.version).names}
+    in_graph = self._match(graph, graph.version).names
+    return {**{name: name for name in self._checkpoint.shapes}, **in_graph}
 
   def _match_graph(self, graph: tf.Graph, version: int) -> matching.Match:
-    """Returns which variables in the checkpoint those of a graph are, if an optimizer
-    with a loss scale created some of them.
+    """Returns which variables in the checkpoint those of a graph are.
 
     Args:
       graph: the graph.
       version: its version, which changes with each op.
     """
     del version
-    if not loss_scale.kinds_of_created(graph):
-      return matching.Match({}, {})
     return match(graph, global_variables(graph), self._checkpoint)
-
-
-def _plain_names(checkpoint: Checkpoint) -> Dict[str, str]:
-  """Returns the names in a checkpoint by those without loss scaling; {} if these are
-  not certain, or one is that of another variable in the checkpoint.
-  """
-  try:
-    names = translation.translate(
-      checkpoint.variables, naming_schemes.PLAIN.name, checkpoint.have_equal_values
-    )
-  except ValueError:
-    return {}
-  if any(
-    name in checkpoint.shapes and name != source for name, source in names.items()
-  ):
-    return {}
-  return {name: source for name, source in names.items() if source}

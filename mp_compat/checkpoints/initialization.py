@@ -191,9 +191,9 @@ def _warn_outside_scopes(scopes: List[str], found: _Found, path: files.Path) -> 
   named = {part.op.name for parts in found.parts.values() for part in parts}
   others: List[tf.Variable] = []
   for variable in tf.global_variables():
-    is_in_scope = variable.op.name.startswith(prefixes)
-    is_left_out = not variables.is_made_by_get_variable(variable)
-    if is_in_scope and is_left_out and variable.op.name not in named:
+    name = variable.op.name
+    is_made_otherwise = not variables.is_made_by_get_variable(variable)
+    if is_made_otherwise and name.startswith(prefixes) and name not in named:
       others.append(variable)
   match = _find(others, path).match
   names = [*match.names, *match.ambiguous]

@@ -15,6 +15,7 @@ naming schemes: a scope of a model may be called "cond", too.
 """
 
 import collections
+import re
 from types import MappingProxyType
 from typing import (
   Callable,
@@ -47,8 +48,6 @@ class Variables(NamedTuple):
       with these loss scales created when they applied gradients. Only graphs of this
       package have them.
     created: The names of variables that are known to have been created in conditionals.
-    scopes: The name scopes of conditionals under control flow v2, by the names of
-      variables, other than weights, that may have lost them.
     weights: The names of trainable variables; of graphs only.
     unsaved: The names of the program's variables that are not in the checkpoint.
   """
@@ -57,7 +56,6 @@ class Variables(NamedTuple):
   order: Sequence[str] = ()
   loss_scales: Mapping[str, str] = MappingProxyType({})
   created: Container[str] = frozenset()
-  scopes: Mapping[str, str] = MappingProxyType({})
   weights: Container[str] = frozenset()
   unsaved: Container[str] = frozenset()
 
@@ -97,7 +95,7 @@ class Member(NamedTuple):
     position: Its place in the order of creation; -1 if it is not known.
     numbers: The numbers in its name.
     name: Its name.
-    form: The form of its name, with the name scope that it may have lost.
+    form: The form of its name.
     scope: Its name scope, without conditionals.
     loss_scale: The kind of its optimizer's loss scale; None without, or if not known.
     is_created: Whether an optimizer with a loss scale is known to have created it.
@@ -113,8 +111,8 @@ class Member(NamedTuple):
 
   @property
   def is_plain(self) -> bool:
-    """Returns whether the name has its scope, and no conditionals."""
-    return self.name.rpartition("/")[0] == self.scope
+    """Returns whether the name is in no conditional."""
+    return self.form == self.scope
 
 
 Members = List[Member]
@@ -167,22 +165,20 @@ def match(
         names[member.name] = unused[0]
       elif sources:
         ambiguous[member.name] = sources
-  wanted = set(wanted)
-  for name in list(names):
-    if name not in wanted or names[name] in found.unsaved:
-      del names[name]
-  for name in list(ambiguous):
-    if name not in wanted:
-      del ambiguous[name]
-  return Match(names, ambiguous)
+  result = Match({}, {})
+  for name in wanted:
+    if name in ambiguous:
+      result.ambiguous[name] = ambiguous[name]
+    elif name in names and names[name] not in found.unsaved:
+      result.names[name] = names[name]
+  return result
 
 
 def kinds(
   variables: Variables, weights: Container[str] = frozenset()
 ) -> Dict[Kind, Members]:
   """Returns variables by kind, sorted by the order of creation, as far as it is known.
-  A scope that a name has lost counts as its scope. Omits slots, which are named
-  after another variable, and `weights`, but Adam's powers.
+  Omits slots, which are named after another variable, and `weights`, but Adam's powers.
   """
   roles = naming_schemes.state(variables.shapes)
   positions = {name: index for index, name in enumerate(variables.order)}
@@ -193,8 +189,6 @@ def kinds(
     is_slot = name.rpartition("/")[0] in variables.shapes
     if is_slot or (name in weights and kind.stem not in POWERS):
       continue
-    if name in variables.scopes and not kind.is_state:
-      parsed = parsed._replace(form=variables.scopes[name])
     member = Member(
       positions.get(name, -1),
       parsed.numbers,
@@ -241,18 +235,26 @@ def _sources(
   kind: Kind, member: Member, found: Members, fits: List[_Names]
 ) -> List[str]:
   """Returns the names in a checkpoint that a variable of the graph may have: those in
-  `fits`; without, those in its scope. Names without scope may have lost theirs.
+  `fits`; without, those in its scope, which may have another number, or in none, where
+  names may have lost theirs.
   """
   if fits:
     sources = [names[member.name] for names in fits if member.name in names]
     return list(dict.fromkeys(sources))
   sources = []
+  own = _without_numbers(member.scope)
   for other in found:
-    if member.scope == other.scope or "" in (member.scope, other.scope):
+    scope = _without_numbers(other.scope)
+    if own == scope or "" in (own, scope):
       sources.append(other.name)
   if kind.is_state and not sources:  # A loss scale does not start anew unnoticed.
     sources = [other.name for other in found]
   return sources
+
+
+def _without_numbers(scope: str) -> str:
+  """Returns name scopes without the numbers that make them unique in a graph."""
+  return re.sub(r"_\d+(?=/|$)", "", scope)
 
 
 def _fits(kind: Kind, members: Members, found: Members) -> List[_Names]:
@@ -303,7 +305,8 @@ def _pair(
   for key, group in groups.items():
     if not (is_ordered(group) and is_ordered(others[key])):
       return {}
-    if others[key][0].position < 0 and _is_mixed(group, others[key]):
+    is_known = min(group[0].position, others[key][0].position) >= 0
+    if not is_known and _is_mixed(group, others[key]):
       return {}
     for member, source in zip(group, others[key]):
       pairs[member.name] = source.name
@@ -311,13 +314,12 @@ def _pair(
 
 
 def _is_mixed(members: Members, found: Members) -> bool:
-  """Returns whether only some variables of a graph are in scopes that the program
-  itself calls "cond". The numbers of conditionals do not tell their order then.
+  """Returns whether a graph and a checkpoint both have names in conditionals, but not
+  only: the program may itself call a scope "cond". Numbers do not tell the order then.
   """
-  conditional = [member for member in members if member.form != member.scope]
-  if len(conditional) in (0, len(members)):
-    return False
-  return any(member.form != member.scope for member in found)
+  ours = {member.is_plain for member in members}
+  theirs = {member.is_plain for member in found}
+  return False in ours & theirs and True in ours | theirs
 
 
 def is_ordered(members: Members) -> bool:

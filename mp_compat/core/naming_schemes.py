@@ -118,8 +118,8 @@ class Name(NamedTuple):
   @property
   def scope(self) -> str:
     """Returns the name scopes without conditionals: "head"."""
-    parts = [part for part in self.form.split("/") if part not in ADDED_SCOPES]
-    return "/".join(parts)
+    scopes = self.form.split("/")
+    return "/".join(scope for scope in scopes if scope not in ADDED_SCOPES)
 
 
 def parse(name: str) -> Name:

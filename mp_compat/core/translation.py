@@ -42,8 +42,6 @@ def translate(
       those of several           without conditionals, in the order of creation
       all others                 the same names
 
-  A scheme whose names depend on loss scales keeps those that it wrote.
-
   Raises a ValueError if `to` is not the name of a scheme, a name to write is that of
   another variable, the order of creation or the name scope of a variable is not
   certain, or names depend on which of several optimizers have a loss scale.
@@ -54,16 +52,15 @@ def translate(
   kept = set(found.shapes)
   translated: List[_Pair] = []
   keeps_scopes = scheme.write is naming_schemes.keep_scope
-  if keeps_scopes or scheme is not naming_schemes.recognize(found.shapes):
-    _check_scopes(found, kinds)
-    for kind, members in kinds.items():
-      if matching.is_renamed(kind, members):
-        kept.difference_update(member.name for member in members)
-        if not kind.is_state and keeps_scopes:
-          translated += _names_alone(kind, members, have_equal_values)
-        elif not kind.is_state:
-          translated.append(_name_of_one(kind, members, scheme))
-    translated += _names_of_state(kinds, scheme)
+  _check_scopes(kinds)
+  for kind, members in kinds.items():
+    if matching.is_renamed(kind, members):
+      kept.difference_update(member.name for member in members)
+      if not kind.is_state and keeps_scopes:
+        translated += _names_alone(kind, members, have_equal_values)
+      elif not kind.is_state:
+        translated.append(_name_of_one(kind, members, scheme))
+  translated += _names_of_state(kinds, scheme)
   result: Dict[str, Optional[str]] = dict(name_map)
   for target, source in [*zip(kept, kept), *translated]:
     if source in found.unsaved:
@@ -129,13 +126,10 @@ def _names_alone(
   Raises a ValueError if their order is not certain.
   """
   groups = matching.grouped(members, [member.scope for member in members])
-  # Names that lost their scopes were numbered together with those that have none.
-  has_lost_scopes = any(member.scope and "/" not in member.name for member in members)
   for scope, group in groups.items():
     sources = [member.name for member in group]
     targets = sources
-    is_plain = all(member.is_plain for member in group)
-    if not is_plain or (has_lost_scopes and not scope):
+    if not all(member.is_plain for member in group):
       if not matching.is_ordered(group) and not have_equal_values(sources):
         raise ValueError(
           "{} are variables of different optimizers, but their names do not tell in "
@@ -147,25 +141,17 @@ def _names_alone(
     yield from zip(targets, sources)
 
 
-def _check_scopes(found: Variables, kinds: _Kinds) -> None:
+def _check_scopes(kinds: _Kinds) -> None:
   """Raises a ValueError with a map if variables may have lost their scopes under
-  control flow v2.
-
-      Adam's powers     without a .meta file, if all loss scales are in scopes
-      other variables   if a conditional uses them that is in a scope: its program may
-                        have created them in the conditional, or before
+  control flow v2: all loss scales are in scopes, and these are not.
   """
-  state = [member for kind in kinds if kind.is_state for member in kinds[kind]]
-  scopes = {member.scope for member in state}
+  scopes = [scope for scope, _ in _by_place(kinds, "current_loss_scale")]
+  scope = min(scopes, default="")
   names: Dict[str, str] = {}
   for kind, members in kinds.items():
     for member in members:
-      own, _, last = member.name.rpartition("/")
-      possible = found.scopes.get(member.name, own)
-      if matching.is_renamed(kind, members):
-        possible = "" if found.order or member.form else min(scopes, default="")
-      if scopes and possible not in ("", own):
-        names[naming_schemes.join(possible, last)] = member.name
+      if scope and matching.is_renamed(kind, members) and not member.form:
+        names[naming_schemes.join(scope, member.name)] = member.name
   if names:
     raise ValueError(
       "It is not certain in which name scopes the program creates {}. Correct this map "

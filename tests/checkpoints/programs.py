@@ -406,7 +406,7 @@ def installed_shared_names(sess, path):
 
 def restore(program, reader, way, path):
   """Builds a program in a new graph and restores it; returns the values then, and after
-  it has trained.
+  it has trained, and the names of its variables.
   """
   with testing.control_flow(program.control_flow), tf.Graph().as_default():
     training = Training(program, reader)
@@ -414,7 +414,8 @@ def restore(program, reader, way, path):
       way(sess, path)
       restored = training.values(sess)
       training.train(sess)
-      return restored, training.values(sess)
+      names = {key: variable.op.name for key, variable in training.state.items()}
+      return restored, training.values(sess), names
 
 
 def assert_same(values, expected):

@@ -12,8 +12,8 @@ from tensorflow.python.grappler import cluster
 from tensorflow.python.grappler import tf_optimizer
 
 import mp_compat
+from mp_compat import graph_rewrite
 from mp_compat.contrib import mixed_precision as contrib
-from mp_compat.migration import graph_rewrite
 from tests import testing
 from tests.keras import cases as keras_cases
 from tests.testing import tf
