@@ -247,7 +247,7 @@ def _values(
   roles = naming_schemes.state(shapes)
   values: Dict[str, _Value] = {}
   for name, old in names.items():
-    if name not in roles:
+    if old and name not in roles:
       values[name] = _Value(source.read(old), source.dtypes[old])
       continue
     variable = scheme.variable(roles[name])
@@ -275,8 +275,11 @@ def _write(values: Dict[str, _Value], target: str) -> None:
     written = files.Checkpoint(prefix)
     for name in sorted(values):
       if written.bits(name) != files.bits(*values[name]):
-        message = "{} in {} differs from the value that was written."
-        raise tf.errors.DataLossError(None, None, message.format(name, prefix))
+        raise tf.errors.DataLossError(
+          None,
+          None,
+          "{} in {} differs from the value that was written.".format(name, prefix),
+        )
     tf.gfile.Rename(
       prefix + ".data-00000-of-00001", target + ".data-00000-of-00001", overwrite=True
     )
