@@ -393,7 +393,8 @@ _ROWS = {
     ("changing", "operand", '"PrintV2"', ""),
     ("_of_call", "test", "called is None", "True"),
     ("called_types", "statement", "pending += _function_names(called, graph)", "pass"),
-    ("is_call", "operand", "takes_functions", ""),
+    ("is_call", "result", "kind.takes_functions", "False"),
+    ("is_call", "result", "calls_function", "False"),
     ("_changes_state", "operand", "startswith", ""),
   ],
   "graph/dead_tensors": [

@@ -31,11 +31,13 @@ class _Kind(NamedTuple):
   """What the definition of a type of ops tells.
 
   Attributes:
+    is_defined: Whether there is a definition; a function of a graph has none.
     takes_functions: Whether functions are attributes of these ops.
     runs_dataset: Whether they take a dataset, and return something else.
     changes_state: Whether they may change state, if they call no functions.
   """
 
+  is_defined: bool
   takes_functions: bool
   runs_dataset: bool
   changes_state: bool
@@ -77,8 +79,10 @@ def is_call(op_type: str, graph: tf.Graph) -> bool:
   """Returns whether ops of a type call functions: conditionals, loops, datasets and
   others.
   """
-  takes_functions = _kind_of(op_type).takes_functions
-  return takes_functions or graph_internals.calls_function(op_type, graph)
+  kind = _kind_of(op_type)
+  if kind.is_defined:
+    return kind.takes_functions
+  return graph_internals.calls_function(op_type, graph)
 
 
 def called_types(node: tf.NodeDef, graph: tf.Graph) -> Iterator[Optional[str]]:
@@ -132,10 +136,13 @@ def _kind_of(op_type: str) -> _Kind:
   """
   definition = graph_internals.op_definition(op_type)
   if definition is None:
-    return _Kind(takes_functions=False, runs_dataset=False, changes_state=True)
+    return _Kind(
+      is_defined=False, takes_functions=False, runs_dataset=False, changes_state=True
+    )
   types = {attribute.type for attribute in definition.attr}
   runs_dataset = _runs_dataset(definition)
   return _Kind(
+    is_defined=True,
     takes_functions="func" in types or "list(func)" in types,
     runs_dataset=runs_dataset,
     changes_state=runs_dataset or _changes_state(definition),
