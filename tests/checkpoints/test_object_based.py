@@ -27,6 +27,7 @@ def build(api):
   return x, train_op, tf.train.Checkpoint(w=w, optimizer=opt)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
   "writer, reader",
   [(mp_compat, mp_compat), (mp_compat, testing.native), (testing.native, mp_compat)],

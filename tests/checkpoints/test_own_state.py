@@ -105,6 +105,7 @@ def test_savers_continue_own_state(saver, tmp_path):
     assert training.run(sess, FINITE[20:]) == expected[20:]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
   "make, initial",
   [(make_hysteresis, (1024.0, 0, 2)), (Linear, (1024.0,))],

@@ -205,6 +205,7 @@ def test_part_of_variables_is_restored(optimizers, tmp_path):
   programs.assert_same({name: values[name] for name in names}, saved)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("reader", ["mp_compat", "plain"])
 @pytest.mark.parametrize("meta", [True, False])
 def test_powers_of_the_only_saved_optimizer_are_not_those_of_another(

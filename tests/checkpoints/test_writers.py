@@ -47,6 +47,7 @@ def test_plain_training_restores_checkpoints(version, case):
   )
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("scope, control_flow", [("", 1), ("head", 2)])
 @pytest.mark.parametrize("optimizer", sorted(golden_cases.OPTIMIZERS))
 def test_tensorflow_class_continues_our_training(
@@ -67,6 +68,7 @@ def test_tensorflow_class_continues_our_training(
       goldens.assert_equal(goldens.rename_to_ours(values, case), expected)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
   "version, case",
   [param for param in goldens.GOLDENS if param.values[1].kind == "objects"],

@@ -139,6 +139,7 @@ CONTEXTS = {
 }
 
 
+@pytest.mark.each_choice
 @pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize("context", sorted(CONTEXTS))
 def test_only_readable_gradients_are_checked(context):

@@ -111,6 +111,7 @@ def test_variables_match_tensorflow_class():
       }
 
 
+@pytest.mark.each_choice
 @pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize(
   "around", ["nothing", "cond", "while", "control dependencies", "name scope"]

@@ -216,6 +216,7 @@ STEPS = {
 }
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("partitioned", [False, True], ids=["whole", "partitioned"])
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 def test_step_takes_casts_for_their_variables(use_resource, partitioned):

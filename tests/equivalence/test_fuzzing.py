@@ -8,6 +8,7 @@ import pytest
 from tests.equivalence import fuzzing
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("context", sorted(fuzzing.CONTEXTS))
 @pytest.mark.parametrize("control_flow", [1, 2])
 def test_fixed_scale_is_folded_in_control_flow(context, control_flow):

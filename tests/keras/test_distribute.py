@@ -76,6 +76,7 @@ class Loop:
     return copies[0]
 
 
+@pytest.mark.each_choice
 @eager_devices
 @pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
 @keras_cases.each_family

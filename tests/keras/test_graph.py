@@ -50,6 +50,7 @@ def train(make, xs, method="get_updates"):
   return history, names
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("method", ["get_updates", "get_gradients"])
 @pytest.mark.parametrize("name", sorted(keras_cases.OPTIMIZERS))
 def test_finite_steps_equal_inner_optimizer(name, method):

@@ -41,6 +41,7 @@ def make_signatures(cls):
   return {"pairs": Pairs, "pairs_and_name": PairsAndName, "anything": Anything}
 
 
+@pytest.mark.each_choice
 @keras_cases.each_family
 @pytest.mark.parametrize("signature", ["pairs", "pairs_and_name", "anything"])
 def test_older_signature_trains_as_alone(family, signature):

@@ -185,6 +185,7 @@ def test_custom_loss_scale_decides(family):
   ]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("applies", [False, True])
 @keras_cases.each_family
 def test_function_takes_eager_loss_scale(family, applies):

@@ -55,6 +55,7 @@ def assert_continues(path, run, expected):
   testing.assert_same([goldens.finish(run)], [expected])
 
 
+@pytest.mark.each_choice
 @each_golden
 @pytest.mark.parametrize("make", [make_run, train_until_saving])
 def test_tensorflow_checkpoint_continues(folder, make):
@@ -244,6 +245,7 @@ def test_keras_3_optimizers_train_and_load(name, tmp_path):
   assert weights[0] == weights[1]
 
 
+@pytest.mark.each_choice
 @keras_cases.needs_keras_3
 @pytest.mark.parametrize("reader", [make_ours, make_native])
 @pytest.mark.parametrize("writer", [make_ours, make_native])
@@ -657,6 +659,7 @@ def test_duplicates_keep_class(family, duplicate):
     assert remove_names(made.get_config()) == remove_names(opt.get_config())
 
 
+@pytest.mark.each_choice
 @pytest.mark.skipif(
   keras_cases.VERSION < (2, 10), reason="earlier versions cannot copy models"
 )

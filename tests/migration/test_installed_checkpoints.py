@@ -399,6 +399,7 @@ def test_init_and_readers_find_tensorflow_names(kind, tmp_path):
   assert read_values(saved + "-back", path) == read_values(path, path)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("restore", ["saver", "init_from_checkpoint"])
 def test_unscaled_adam_restores(restore, tmp_path):
   # TensorFlow's class: cond_1/beta1_power and beta1_power. Here: beta1_power and

@@ -309,6 +309,7 @@ def test_converted_checkpoint_continues(way, outcome, path):
   assert_outcome(way, path + "-converted", outcome)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
   "writer, reader", [("contrib", "mp_compat.contrib"), ("mp_compat", "mp_compat")]
 )

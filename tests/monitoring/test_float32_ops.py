@@ -241,6 +241,7 @@ def embedded(x, training):
 MODELS = [normalized, dropped, scanned, mapped, recurrent, nested, embedded]
 
 
+@pytest.mark.each_choice
 @pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 @pytest.mark.parametrize("is_cast", [False, True], ids=["uncast", "cast"])

@@ -69,6 +69,7 @@ def measure_passed(values, dtype, inner):
     return sess.run(mp_compat.gradient_ranges(opt), {grad: values})["v:0"]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("finite", [True, False], ids=["finite", "all"])
 @pytest.mark.parametrize(
   "dtype", [tf.float16, tf.bfloat16, tf.float32], ids=lambda dtype: dtype.name
@@ -132,6 +133,7 @@ VARIABLES = ["one/bias:0", "one/kernel:0", "two/bias:0", "two/kernel:0"]
 X = np.random.RandomState(0).normal(size=[4, 3])
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("clip", [False, True], ids=["passed", "clipped"])
 @pytest.mark.parametrize("gate", [0, 1, 2], ids=["GATE_NONE", "GATE_OP", "GATE_GRAPH"])
 def test_ranges_cover_backward_pass(graph, gate, clip):

@@ -443,6 +443,7 @@ def test_hook_logs_if_train_op_never_ran(make_training, tmp_path):
   ]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("how", ["branch", "separate runs"])
 @pytest.mark.parametrize("overflows, warns", [(4, True), (2, False)])
 def test_check_of_the_program_warns(graph, warnings, how, overflows, warns):

@@ -35,6 +35,7 @@ def describe(opt, dtypes=tf.float16):
   }
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("rewrite", [False, True], ids=["float32", "graph_rewrite"])
 @pytest.mark.parametrize(
   "dtypes", [tf.float16, [tf.float32]], ids=["default", "explicit"]
@@ -252,6 +253,7 @@ CALLS = {
 }
 
 
+@pytest.mark.each_choice
 @pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize("call", sorted(CALLS))
 def test_hidden_parts_are_noticed(call):

@@ -68,6 +68,7 @@ def noise_in(values):
   return sorted(name for name, gradient in values.items() if gradient.noise)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("add", ["bias_add", "plus", "shared"])
 @pytest.mark.parametrize(
   "dtype", [tf.float16, tf.float32], ids=lambda dtype: dtype.name
@@ -150,6 +151,7 @@ def gradient_of_bias(terms, dtype, add):
   return mp_compat.gradient_ranges(opt, dtype)["bias:0"]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("add", ["bias_add", "plus"])
 @pytest.mark.parametrize(
   "dtype", [tf.float16, tf.float32], ids=lambda dtype: dtype.name
@@ -167,6 +169,7 @@ def test_sums_of_random_signs_are_no_noise(dtype, add, number):
       assert sess.run(ranges, {terms: values - np.roll(values, 1, axis=0)}).noise
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
   "dtype", [tf.float16, tf.float32], ids=lambda dtype: dtype.name
 )

@@ -168,6 +168,7 @@ def test_overflow_is_soon_followed_by_record(tmp_path, every_n_steps, steps):
   ] == [1, 0]
 
 
+@pytest.mark.each_choice
 @pytest.mark.usefixtures("graph")
 @pytest.mark.parametrize("inputs", ["placeholder", "dataset"])
 @pytest.mark.parametrize("check_computed", [True, False])

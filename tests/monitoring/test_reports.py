@@ -85,6 +85,7 @@ def test_report_includes_clipped_gradients():
   assert got["a:0 (computed)"].largest == 3.0
 
 
+@pytest.mark.each_choice
 @pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize(
   "is_shared", [False, True], ids=["own_optimizers", "shared_optimizer"]
@@ -348,6 +349,7 @@ def apply(opt, grad, variable):
     return tf.zeros([3])
 
 
+@pytest.mark.each_choice
 @pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize("loss_scale", [4.0, "dynamic"])
 @pytest.mark.parametrize("place", [in_branch, in_loop, in_function])

@@ -59,6 +59,7 @@ def train(api, name, as_function, steps=9):
   return history, opt
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("name", ["GradientDescent", "Momentum", "Adam"])
 def test_eager_training_matches_tensorflow(name, as_function):
@@ -304,6 +305,7 @@ def names_made(wrap, as_function, strategy, scope):
   )
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("scope", [None, "head"])
 @pytest.mark.parametrize("replicas", [False, True], ids=["alone", "replicas"])
 @pytest.mark.parametrize("as_function", [False, True], ids=["eager", "function"])

@@ -26,6 +26,7 @@ SCALES = {
 }
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("scale", sorted(SCALES))
 @pytest.mark.parametrize("clip", [False, True])
 def test_step_needs_all_processes_finite(scale, clip, graph):

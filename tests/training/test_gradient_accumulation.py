@@ -64,6 +64,7 @@ class AccumulatedTraining:
     return list(zip(*after))
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("skip", ["window", "micro_batch"])
 @pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64])
 @pytest.mark.parametrize("use_resource", [False, True])
@@ -139,6 +140,7 @@ def test_applying_runs_no_backward_pass(graph):
   assert graph.get_collection(tf.GraphKeys.TRAIN_OP) == [windows.train_op]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("skip", ["window", "micro_batch"])
 @pytest.mark.parametrize("mean_in_branch", [True, False])
 @pytest.mark.usefixtures("control_flow")

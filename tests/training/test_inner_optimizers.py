@@ -379,6 +379,7 @@ def raw(grad):
   return grad
 
 
+@pytest.mark.each_choice
 @pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize("function", [False, True])
 @pytest.mark.parametrize("change", [raw, tf.identity, lambda grad: grad * 2.0])

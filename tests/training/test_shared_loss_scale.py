@@ -80,6 +80,7 @@ STEPS = [
 SCALES = (1024.0, 512.0, 256.0, 128.0, 128.0, 256.0)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("use_resource", [False, True])
 @pytest.mark.parametrize(
   "make_scale, skip, d_steps, g_steps, global_steps",

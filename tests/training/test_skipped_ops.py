@@ -125,6 +125,7 @@ def print_values(tensor):
   return tf.print(tensor, output_stream="file:///dev/null")
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("run", [reduced, single_element, iterated, element_at])
 def test_dataset_of_skipped_step_changes_no_state(run):
   count = counter()
@@ -133,6 +134,7 @@ def test_dataset_of_skipped_step_changes_no_state(run):
   assert skipped[0] == 0.0 and applied[0] >= 1.0
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("is_captured", [False, True])
 @pytest.mark.parametrize("run", [reduced, single_element, element_at])
 def test_dataset_in_function_changes_no_state(run, is_captured):
@@ -364,6 +366,7 @@ class Curved(tf.train.GradientDescentOptimizer):
     return super().apply_gradients(pairs, *args, **kwargs)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
   "wrap",
   [lambda opt: opt, lambda opt: Optimizer(opt, 8.0)],
@@ -581,6 +584,7 @@ SECOND_STEPS = {
 }
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("second", SECOND_STEPS)
 @pytest.mark.parametrize("derive", [derived, derived_in_loop, derived_in_branch])
 @pytest.mark.parametrize("built_by", ["optimizer", "program"])
@@ -599,6 +603,7 @@ def read_after(train_op, count):
     return count.read_value()
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("second", SECOND_STEPS)
 def test_rate_may_derive_from_a_step_that_ran(second):
   count = counter()

@@ -117,6 +117,7 @@ def test_custom_optimizers_train_variables():
     assert effects(op) == (frozenset({name}), frozenset({name}), [])
 
 
+@pytest.mark.each_choice
 @pytest.mark.usefixtures("control_flow")
 def test_runs_tell_steps_that_they_execute(graph):
   with tf.variable_scope("", use_resource=True):
