@@ -465,7 +465,7 @@ _ROWS = {
     ("match", "operand", "have_equal_values(sources)", ""),
     ("match", "operand", "names[name] not in found.unsaved", ""),
     ("_without_numbers", "result", "re.sub", "scope"),
-    ("_pair", "name", "min(group[0].position, others[key][0].position)", "0"),
+    ("match", "name", "_fits(kind, part, others)", "[]"),
     ("kinds", "operand", "is_slot", ""),
     ("_fits", "test", "is_state", "False"),
     ("_sources", "test", "is_state", "False"),
@@ -475,6 +475,7 @@ _ROWS = {
   ],
   "core/translation": [
     ("_names_of_state", "name", "place not in places", "False"),
+    ("_names_of_state", "operand", "named", ""),
     ("translate", "test", "result.get", "False"),
     ("translate", "test", "unsaved", "False"),
     ("_name_of_one", "test", "len", "False"),

@@ -56,17 +56,15 @@ def inspect(path: files.Path) -> Inspection:
     for name in sorted(shapes):
       if naming_schemes.is_state_name(name.partition("/.ATTR")[0]):
         names.append(name)
-  found = Inspection(
+  variables = [
+    (name, (checkpoint.dtypes[name], shapes[name])) for name in sorted(shapes)
+  ]
+  return Inspection(
     path=checkpoint.path,
     naming_scheme=scheme,
-    variables=collections.OrderedDict(),
-    state=collections.OrderedDict(),
+    variables=collections.OrderedDict(variables),
+    state=collections.OrderedDict((name, checkpoint.read(name)) for name in names),
   )
-  for name in sorted(shapes):
-    found.variables[name] = (checkpoint.dtypes[name], shapes[name])
-  for name in names:
-    found.state[name] = checkpoint.read(name)
-  return found
 
 
 def convert(
@@ -212,15 +210,13 @@ def _names_like(
   )
   matched.names.update(name_map)
   if matched.ambiguous:
-    remedy = "Pass it as `name_map` (--name-map FILE)."
-    raise ValueError(files.ambiguity(matched, source.path, remedy))
+    raise ValueError(files.ambiguity(matched, source.path))
   required = like.shapes.keys() - naming_schemes.state(like.shapes).keys()
   missing = required - matched.names.keys()
   if missing:
     raise ValueError(
-      "Expected the variables of {}. {} Pass those of other names as `name_map` "
-      "(--name-map FILE). If a loss scale of your own adds variables, restore the "
-      "checkpoint with mp_compat.checkpoints.Saver instead.".format(
+      "Expected the variables of {}. {} If a loss scale of your own adds variables, "
+      "restore the checkpoint with mp_compat.checkpoints.Saver instead.".format(
         like.path, files.missing(missing, source)
       )
     )

@@ -312,50 +312,43 @@ def global_variables(graph: tf.Graph) -> Dict[str, Named]:
   return result
 
 
-def ambiguity(match: matching.Match, path: str, remedy: str = "") -> str:
+def ambiguity(match: matching.Match, path: str) -> str:
   """Returns the message of an error for variables that may be several in a checkpoint,
-  with a map of names to be completed.
-
-  Args:
-    match: what is certain, and what is not.
-    path: the path of the checkpoint.
-    remedy: what else to do with the map; by default a conversion.
+  with a map of names to be completed: what is certain, and what is not.
   """
   names = {name: source for name, source in match.names.items() if name != source}
   for name, sources in match.ambiguous.items():
     names[name] = " or ".join([*sources, "nothing"])
   return (
     "The checkpoint {} does not tell which of its variables are those of the graph: "
-    "several fit, by their names and the .meta file beside it, if there is one. If "
-    "mp_compat wrote it, and an optimizer was added that the program applies after all "
-    "others, these have kept their names: restore them with tf.train.Saver, without "
-    "mp_compat.install(). "
-    "Otherwise complete this map of names in the graph to names in the checkpoint, "
-    "without those that are nothing there; add those in the checkpoint that are not in "
-    "the graph, as nothing, nothing_1. {} {}".format(
-      path, remedy or conversion(path), json.dumps(names, indent=2)
-    )
+    "several fit, by their names and the .meta file beside it, if there is one. If an "
+    "optimizer was added to the program, restore only variables that the checkpoint "
+    "has (var_list). Otherwise complete this map, without those that are nothing in "
+    "the checkpoint; add those that the graph lacks, as nothing, nothing_1. {} "
+    "{}".format(path, _conversion(path), json.dumps(names, indent=2))
   )
 
 
 def missing(names: Iterable[str], checkpoint: Checkpoint) -> str:
   """Returns the message of an error for variables that a checkpoint lacks."""
   return (
-    "Not found in the checkpoint {}, which has the naming scheme {}: {}. It has: "
-    "{}.".format(
+    "Not found in the checkpoint {}, which has the naming scheme {}: {}. It has: {}. "
+    "{}".format(
       checkpoint.path,
       naming_schemes.recognize(checkpoint.shapes).name,
       ", ".join(sorted(names)),
       ", ".join(sorted(checkpoint.shapes)),
+      _conversion(checkpoint.path),
     )
   )
 
 
-def conversion(path: str) -> str:
-  """Returns what an error advises to do with a map of names."""
+def _conversion(path: str) -> str:
+  """Returns what an error advises to do with names that differ."""
   return (
-    "Write it to a FILE, and restore what `python -m mp_compat checkpoint convert {} "
-    "OUT --to mp_compat --name-map FILE` writes.".format(path)
+    "Write names in the graph, with those in the checkpoint, as JSON to a FILE, and "
+    "restore what `python -m mp_compat checkpoint convert {} OUT --to mp_compat "
+    "--name-map FILE` writes (or --like, where that was given).".format(path)
   )
 
 
@@ -425,11 +418,9 @@ class _Reader:
         several in the checkpoint.
     """
     name = tf.compat.as_str_any(tensor_str)
-    graph = tf.get_default_graph()
-    matched = self._match(graph, graph.version)
-    if name in matched.ambiguous:
+    if name in self._matched.ambiguous:
       raise tf.errors.InvalidArgumentError(
-        None, None, ambiguity(matched, self._checkpoint.path)
+        None, None, ambiguity(self._matched, self._checkpoint.path)
       )
     return self._reader.get_tensor(self._names().get(name, name))
 
@@ -446,10 +437,19 @@ class _Reader:
     return {name: by_name[source] for name, source in self._names().items()}
 
   def _names(self) -> Dict[str, str]:
-    """Returns all names, each with the name in the checkpoint."""
+    """Returns all names, each with the name in the checkpoint, or one of those that it
+    may be.
+    """
+    names = {name: name for name in self._checkpoint.shapes}
+    for name, sources in self._matched.ambiguous.items():
+      names[name] = sources[0]
+    return {**names, **self._matched.names}
+
+  @property
+  def _matched(self) -> matching.Match:
+    """Returns which variables in the checkpoint those of the default graph are."""
     graph = tf.get_default_graph()
-    in_graph = self._match(graph, graph.version).names
-    return {**{name: name for name in self._checkpoint.shapes}, **in_graph}
+    return self._match(graph, graph.version)
 
   def _match_graph(self, graph: tf.Graph, version: int) -> matching.Match:
     """Returns which variables in the checkpoint those of a graph are.

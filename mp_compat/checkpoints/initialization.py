@@ -37,20 +37,13 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
   pairs: List[Tuple[str, Any]] = list(
     wanted.items() if isinstance(wanted, Mapping) else wanted
   )
-  scopes: List[str] = []
-  named: Dict[str, Any] = {}
-  for name, value in pairs:
-    if isinstance(value, str):
-      scopes.append(value)
-    else:
-      named[name] = value
+  scopes = [value for _, value in pairs if isinstance(value, str)]
+  named = {name: value for name, value in pairs if not isinstance(value, str)}
   found = _find(named, path)
   found.check()
   state = files.state_in(tf.get_default_graph(), found.wanted)
-  left_out: List[str] = []
-  for name in found.wanted:
-    if name in state and not found.is_usable(name):
-      left_out.append(name)
+  lacking = [name for name in found.wanted if not found.is_usable(name)]
+  left_out = [name for name in lacking if name in state]
   _warn_left_out(left_out, path)
   _warn_outside_scopes(scopes, found, path)
   result: List[Tuple[str, Any]] = []

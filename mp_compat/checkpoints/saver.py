@@ -290,8 +290,6 @@ def _check_fits(
   parts: List[str] = []
   if missing:
     parts.append(files.missing(missing, checkpoint))
-    parts.append("For other names, make a map of those in the graph to those there.")
-    parts.append(files.conversion(checkpoint.path))
   if different:
     parts.append(
       "Different in the checkpoint {}: {}. Expected a checkpoint of the same model; to "

@@ -19,9 +19,9 @@ import re
 from types import MappingProxyType
 from typing import (
   Callable,
+  Collection,
   Container,
   Dict,
-  Iterable,
   List,
   Mapping,
   NamedTuple,
@@ -120,7 +120,7 @@ _Names = Dict[str, str]  # names in a checkpoint by names in a graph
 
 
 def match(
-  wanted: Iterable[str],
+  wanted: Collection[str],
   graph: Variables,
   found: Variables,
   have_equal_values: HaveEqualValues,
@@ -128,7 +128,8 @@ def match(
   """Returns which variable in a checkpoint each wanted variable of a graph is.
 
       kinds of variables that optimizers and loss scales create (`is_renamed`):
-        names = each way in which graph and checkpoint can be those of one program
+        names = each way in which graph and checkpoint can be those of one program, or
+          else only the wanted variables of the graph
         if one fits, or all that fit agree: these names
         elif all in its scope have equal values: one of these, if none is missing
         else: ambiguous
@@ -154,7 +155,8 @@ def match(
       continue
     fits: List[_Names] = []
     if is_renamed(kind, members + others):
-      fits = _fits(kind, members, others)
+      part = [member for member in members if member.name in wanted]
+      fits = _fits(kind, members, others) or _fits(kind, part, others)
     for member in members:
       names.pop(member.name, None)
     for member in members:
@@ -269,18 +271,14 @@ def _fits(kind: Kind, members: Members, found: Members) -> List[_Names]:
   """
   if {member.name for member in members} == {member.name for member in found}:
     return [{member.name: member.name for member in members}]
-  fits = [_pair(members, _scopes(members), found, _scopes(found))]
+  scopes = [member.scope for member in members]
+  fits = [_pair(members, scopes, found, [member.scope for member in found])]
   for scheme in naming_schemes.SCHEMES.values():
     written = [scheme.form(member.form, member.loss_scale) for member in members]
     fits.append(_pair(members, written, found, [member.form for member in found]))
   if kind.is_state and not any(fits):
     fits.append(_pair(members, [""] * len(members), found, [""] * len(found)))
   return [pairs for pairs in fits if pairs]
-
-
-def _scopes(members: Members) -> List[str]:
-  """Returns the name scopes of variables."""
-  return [member.scope for member in members]
 
 
 def grouped(members: Members, keys: Sequence[str]) -> Dict[str, Members]:
@@ -305,8 +303,7 @@ def _pair(
   for key, group in groups.items():
     if not (is_ordered(group) and is_ordered(others[key])):
       return {}
-    is_known = min(group[0].position, others[key][0].position) >= 0
-    if not is_known and _is_mixed(group, others[key]):
+    if _is_mixed(group, others[key]):
       return {}
     for member, source in zip(group, others[key]):
       pairs[member.name] = source.name

@@ -5,7 +5,7 @@ import TensorFlow.
 
 import json
 from types import MappingProxyType
-from typing import Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from mp_compat.core import arguments
 from mp_compat.core import matching
@@ -60,7 +60,7 @@ def translate(
         translated += _names_alone(kind, members, have_equal_values)
       elif not kind.is_state:
         translated.append(_name_of_one(kind, members, scheme))
-  translated += _names_of_state(kinds, scheme)
+  translated += _names_of_state(kinds, scheme, name_map.values())
   result: Dict[str, Optional[str]] = dict(name_map)
   for target, source in [*zip(kept, kept), *translated]:
     if source in found.unsaved:
@@ -75,12 +75,17 @@ def translate(
   return result
 
 
-def _names_of_state(kinds: _Kinds, scheme: NamingScheme) -> Iterator[_Pair]:
+def _names_of_state(
+  kinds: _Kinds, scheme: NamingScheme, named: Iterable[str]
+) -> Iterator[_Pair]:
   """Yields the names of loss scales' variables in a scheme: all that a loss scale has
-  there, and those that this one has in addition, for each scale in the checkpoint.
-  Raises a ValueError for a variable without a scale.
+  there, and those that this one has in addition, for each scale in the checkpoint, or
+  else for a new one, unless `named`, the names in a map, have one. Raises a ValueError
+  for a variable without a scale.
   """
-  places = _by_place(kinds, "current_loss_scale") or {("", 0): ""}
+  places = _by_place(kinds, "current_loss_scale")
+  if not (places or any(map(naming_schemes.is_state_name, named))):
+    places = {("", 0): ""}
   for role in naming_schemes.MP_COMPAT.state:
     for place, name in _by_place(kinds, role).items():
       if place not in places:

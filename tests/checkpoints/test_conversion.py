@@ -439,7 +439,7 @@ def test_convert_requires_naming_scheme_or_like(tmp_path):
       checkpoints.convert(ADAM, str(tmp_path / "out"), **arguments)
   with pytest.raises(
     ValueError,
-    match="Not found in .*: b/Momentum, w/Momentum. It has: .* as `name_map` ",
+    match="Not found in .*: b/Momentum, w/Momentum. It has: .*--name-map FILE",
   ):
     checkpoints.convert(
       ADAM,
