@@ -97,7 +97,6 @@ def convert(
     like: instead of `to`, a checkpoint (or a directory) of the program that will
       restore `target`: its names are used. TensorFlow's class names Adam's powers after
       the enclosing conditional: `cond_3/beta1_power` if the program itself builds two.
-      Its `.meta` file, if there is one, is copied too.
     name_map: names in `source` by those to write, for variables of which an error says
       that they are not certain. With `to`, those by "nothing", "nothing_1" and so on
       are left out: a program that lacks their optimizers restores the checkpoint.
@@ -120,7 +119,7 @@ def convert(
       "to={!r} and like={!r}.".format(to, like)
     )
   checkpoint = files.Checkpoint(files.resolve_path(source))
-  target = files.path_text(target)
+  target = tf.compat.as_str_any(target)
   if checkpoint.is_object_based:
     raise ValueError(
       "{} was written by tf.train.Checkpoint. Its names are the same in every naming "
@@ -132,7 +131,6 @@ def convert(
     raise ValueError(
       "{} exists and is not overwritten. Pass another path.".format(target)
     )
-  meta = ""
   if to is not None:
     _check_names(name_map, checkpoint, name_map)
     found = checkpoint.variables_without(name_map.values())
@@ -147,10 +145,7 @@ def convert(
     _check_names(name_map, checkpoint, example.shapes)
     names = _names_like(example, checkpoint, name_map)
     scheme = naming_schemes.recognize(example.shapes)
-    meta = "{}.meta".format(example.path)
   _write(_values(checkpoint, names, scheme), target)
-  if tf.gfile.Exists(meta):
-    tf.gfile.Copy(meta, "{}.meta".format(target), overwrite=True)
   return inspect(target)
 
 

@@ -28,6 +28,7 @@ from mp_compat._tensorflow import variables as tf_variables
 from mp_compat.core import loss_scale
 from mp_compat.core import matching
 from mp_compat.core import naming_schemes
+from mp_compat.core import translation
 
 Path = Union[str, bytes, "os.PathLike[str]"]
 # The name of a variable's op and the shape.
@@ -51,23 +52,11 @@ _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _BROKEN = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
 
 
-def path_text(path: Path) -> str:
-  """Returns a path as a str; raises a ValueError if it is not in UTF-8, which
-  TensorFlow requires.
-  """
-  try:
-    text: str = tf.compat.as_str_any(path)
-    text.encode()
-  except UnicodeError as error:
-    raise ValueError("Expected a path in UTF-8, but got {!r}.".format(path)) from error
-  return text
-
-
 def resolve_path(path: Path) -> str:
   """Returns the path of a checkpoint; for a directory, of its latest. Raises a
   ValueError if there is none.
   """
-  path = path_text(path)
+  path = tf.compat.as_str_any(path)
   checkpoint: Optional[str] = path
   if tf.gfile.IsDirectory(path) and not checkpoint_exists(path):
     checkpoint = tf.train.latest_checkpoint(path)
@@ -170,9 +159,10 @@ class Checkpoint:
     """Returns whether variables have the same dtype, shape and value, bit for bit;
     False for several if the checkpoint lacks one.
     """
-    if len(names) < 2 or not self.shapes.keys() >= set(names):
-      return len(names) < 2
-    return len({self.bits(name) for name in names}) == 1
+    if len(names) < 2:
+      return True
+    has_all = self.shapes.keys() >= set(names)
+    return has_all and len({self.bits(name) for name in names}) == 1
 
   def bits(self, name: str) -> Tuple[object, ...]:
     """Returns what is equal for variables of the same value; see `bits`."""
@@ -389,15 +379,19 @@ def open_with_own_names(filepattern: str) -> Any:
 
 
 class _Reader:
-  """A reader with the names in the checkpoint, and those of the default graph: a name
-  that a variable of the graph has is that variable, also where another one has this
-  name in the checkpoint.
+  """A reader with the names in the checkpoint, those without loss scaling, and those of
+  the default graph: a name that a variable of the graph has is that variable, also
+  where another one has this name in the checkpoint.
   """
 
   def __init__(self, reader: Any, checkpoint: Checkpoint) -> None:
     """Wraps TensorFlow's `reader` of a `checkpoint` that is not object-based."""
     self._reader = reader
     self._checkpoint = checkpoint
+    self._names_without_graph = {
+      **_plain_names(checkpoint),
+      **{name: name for name in checkpoint.shapes},
+    }
     # It is called for each variable.
     self._match = functools.lru_cache(maxsize=1)(self._match_graph)
 
@@ -411,7 +405,7 @@ class _Reader:
 
   def get_tensor(self, tensor_str: str) -> np.ndarray:
     """Returns the value of the variable that has this name in the default graph; if
-    none has, in the checkpoint.
+    none has, in the checkpoint, or else without loss scaling.
 
     Raises:
       tf.errors.InvalidArgumentError: If a variable of the default graph may be one of
@@ -440,7 +434,7 @@ class _Reader:
     """Returns all names, each with the name in the checkpoint, or one of those that it
     may be.
     """
-    names = {name: name for name in self._checkpoint.shapes}
+    names = dict(self._names_without_graph)
     for name, sources in self._matched.ambiguous.items():
       names[name] = sources[0]
     return {**names, **self._matched.names}
@@ -460,3 +454,16 @@ class _Reader:
     """
     del version
     return match(graph, global_variables(graph), self._checkpoint)
+
+
+def _plain_names(checkpoint: Checkpoint) -> Dict[str, str]:
+  """Returns the names in a checkpoint by those without loss scaling; {} if these are
+  not certain.
+  """
+  try:
+    names = translation.translate(
+      checkpoint.variables, "plain", checkpoint.have_equal_values
+    )
+  except ValueError:
+    return {}
+  return {name: source for name, source in names.items() if source}

@@ -162,7 +162,7 @@ def _warn_left_out(names: List[str], path: files.Path) -> None:
       "The checkpoint %s lacks %s, or has another dtype. Initial values are used "
       "instead. To use another program's values, convert the checkpoint: python -m "
       "mp_compat checkpoint convert.",
-      files.path_text(path),
+      tf.compat.as_str_any(path),
       ", ".join(names),
     )
 
@@ -196,5 +196,5 @@ def _warn_outside_scopes(scopes: List[str], found: _Found, path: files.Path) -> 
       "for them: a scope contains only variables of tf.get_variable(). Pass "
       "mp_compat.checkpoints.name_map(path) instead of the map.",
       ", ".join(names),
-      files.path_text(path),
+      tf.compat.as_str_any(path),
     )
