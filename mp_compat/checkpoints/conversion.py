@@ -119,17 +119,17 @@ def convert(
       "to={!r} and like={!r}.".format(to, like)
     )
   checkpoint = files.Checkpoint(files.resolve_path(source))
-  target = tf.compat.as_str_any(target)
+  path: str = tf.compat.as_str_any(target)
   if checkpoint.is_object_based:
     raise ValueError(
       "{} was written by tf.train.Checkpoint. Its names are the same in every naming "
       "scheme, so it needs no conversion. To restore it without loss scaling, use "
       "tf.train.Checkpoint(optimizer=opt.inner_optimizer).".format(checkpoint.path)
     )
-  files.check_no_pattern(target)
-  if files.checkpoint_exists(target) or tf.gfile.Exists(target):
+  files.check_no_pattern(path)
+  if files.checkpoint_exists(path) or tf.gfile.Exists(path):
     raise ValueError(
-      "{} exists and is not overwritten. Pass another path.".format(target)
+      "{} exists and is not overwritten. Pass another path.".format(path)
     )
   if to is not None:
     _check_names(name_map, checkpoint, name_map)
@@ -145,8 +145,8 @@ def convert(
     _check_names(name_map, checkpoint, example.shapes)
     names = _names_like(example, checkpoint, name_map)
     scheme = naming_schemes.recognize(example.shapes)
-  _write(_values(checkpoint, names, scheme), target)
-  return inspect(target)
+  _write(_values(checkpoint, names, scheme), path)
+  return inspect(path)
 
 
 class _Value(NamedTuple):

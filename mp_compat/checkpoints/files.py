@@ -56,15 +56,15 @@ def resolve_path(path: Path) -> str:
   """Returns the path of a checkpoint; for a directory, of its latest. Raises a
   ValueError if there is none.
   """
-  path = tf.compat.as_str_any(path)
-  checkpoint: Optional[str] = path
-  if tf.gfile.IsDirectory(path) and not checkpoint_exists(path):
-    checkpoint = tf.train.latest_checkpoint(path)
+  text: str = tf.compat.as_str_any(path)
+  checkpoint: Optional[str] = text
+  if tf.gfile.IsDirectory(text) and not checkpoint_exists(text):
+    checkpoint = tf.train.latest_checkpoint(text)
   if checkpoint is None or not checkpoint_exists(checkpoint):
     raise ValueError(
       "There is no checkpoint at {}. Expected the path of a checkpoint, such as "
       "model.ckpt-100 (without .index), or a directory with a file named "
-      "checkpoint.".format(path)
+      "checkpoint.".format(text)
     )
   return checkpoint
 
@@ -84,7 +84,7 @@ def checkpoint_exists(path: str) -> bool:
   """Returns whether there is an index file (V2), or files match the path itself (V1,
   "model-?????-of-00002").
   """
-  if tf.gfile.Exists("{}.index".format(path)):
+  if tf.gfile.Exists(path + ".index"):
     return True
   if _PART.fullmatch(path):
     return False
@@ -174,7 +174,7 @@ class Checkpoint:
     `.meta` file beside it, or else only those in the checkpoint.
     """
     if self._variables is None:
-      meta_graph = _meta_graph("{}.meta".format(self.path))
+      meta_graph = _meta_graph(self.path + ".meta")
       nodes = meta_graph.graph_def.node
       shapes: Dict[str, naming_schemes.Shape] = {}
       for node in nodes:
