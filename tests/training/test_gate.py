@@ -418,7 +418,7 @@ def waits_for_gate(op):
   if op.type == "Switch":
     return op in gate.gated_ops(op.graph).passed
   return (
-    op.type == "Identity"
+    op.type == "Merge"
     and re.search(r"apply_or_skip(_\d+)?/", op.name)
     and op.inputs[0].name.endswith("Switch:1")
   )

@@ -175,7 +175,6 @@ class CallsSuper(mp_compat.DynamicLossScale):
     return super().update(grads)
 
 
-@pytest.mark.each_choice
 @pytest.mark.parametrize(
   "check_computed, expected",
   [(True, [[0.0, 0.0]] * 2), (False, [[-1.0, -1.0], [-2.0, -3.0]])],

@@ -134,7 +134,6 @@ def test_dataset_of_skipped_step_changes_no_state(run):
   assert skipped[0] == 0.0 and applied[0] >= 1.0
 
 
-@pytest.mark.each_choice
 @pytest.mark.parametrize("is_captured", [False, True])
 @pytest.mark.parametrize("run", [reduced, single_element, element_at])
 def test_dataset_in_function_changes_no_state(run, is_captured):
