@@ -41,6 +41,14 @@ def test_clipped_gradients_are_found(how):
   assert list(found) == ["computed"] and found["computed"] is computed
 
 
+def test_gradient_that_only_chooses_a_branch_is_no_origin():
+  chooses, taken, other = [tf.placeholder(tf.float32, [2]) for _ in range(3)]
+  lineage.record([chooses, taken, other], ["chooses", "taken", "other"])
+  with testing.control_flow(1):
+    passed = tf.cond(tf.reduce_all(chooses > 0), lambda: taken * 2.0, lambda: other)
+  assert sorted(replaced([passed])) == ["other", "taken"]
+
+
 def test_passed_gradients_are_checked_once():
   computed = [tf.placeholder(tf.float32, [2]) for _ in "ab"]
   lineage.record(computed, "ab")
