@@ -89,7 +89,6 @@ def case_of_three(variable):
   )
 
 
-@pytest.mark.each_choice
 @pytest.mark.parametrize(
   "initial, expected",
   [
@@ -126,7 +125,6 @@ def in_a_nested_branch(number, factor):
   return tf.cond(number < 1.0, lambda: tf.constant(1.0), lambda: tf.pow(factor, number))
 
 
-@pytest.mark.each_choice
 @pytest.mark.parametrize("in_loop", [False, True], ids=["graph", "loop"])
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 @pytest.mark.parametrize(
