@@ -599,6 +599,28 @@ def read_after(train_op, count):
     return count.read_value()
 
 
+class Choosing(tf.train.GradientDescentOptimizer):
+  """Calls a function of a constant, or in another run of a gradient."""
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    pairs = list(grads_and_vars)
+    flag = tf.placeholder_with_default(False, [])
+    with testing.control_flow(1):
+      chosen = tf.cond(flag, lambda: tf.reduce_sum(pairs[0][0]), lambda: 3.0)
+    self.doubled = tf.function(lambda value: 2.0 * value)(chosen)
+    applied = super().apply_gradients(pairs, *args, **kwargs)
+    return tf.group(applied, self.doubled)
+
+
+def test_function_of_a_branch_that_reads_no_gradient_runs():
+  training, inner = testing.Training(), Choosing(1.0)
+  train_op = Optimizer(inner, "dynamic").minimize(training.loss)
+  with testing.initialized_session() as sess:
+    for x in (OVERFLOW, FINITE):
+      _, doubled = sess.run([train_op, inner.doubled], {training.x: x})
+      assert doubled == 6.0
+
+
 def trigger_after(inner):
   """Returns an op that runs in any case, though it waits for an update of the step."""
   with tf.control_dependencies([inner.counted]):
