@@ -476,7 +476,7 @@ _ROWS = {
   "core/translation": [
     ("_names_of_state", "name", "place not in places", "False"),
     ("_names_of_state", "operand", "named", ""),
-    ("translate", "test", "result.get", "False"),
+    ("translate", "test", "target in result", "False"),
     ("translate", "test", "unsaved", "False"),
     ("_name_of_one", "test", "len", "False"),
     ("_names_alone", "operand", "have_equal_values(sources)", ""),

@@ -400,7 +400,7 @@ class _Reader:
     return getattr(self._reader, name)
 
   def has_tensor(self, tensor_str: str) -> bool:
-    """Returns whether one of the two names of a variable is this one."""
+    """Returns whether a variable has this name."""
     return tf.compat.as_str_any(tensor_str) in self._names()
 
   def get_tensor(self, tensor_str: str) -> np.ndarray:
@@ -419,11 +419,11 @@ class _Reader:
     return self._reader.get_tensor(self._names().get(name, name))
 
   def get_variable_to_shape_map(self) -> Dict[str, List[int]]:
-    """Returns the shape of each variable, by both names."""
+    """Returns the shape of each variable, by all its names."""
     return self._by_all_names(self._reader.get_variable_to_shape_map())
 
   def get_variable_to_dtype_map(self) -> Dict[str, tf.DType]:
-    """Returns the dtype of each variable, by both names."""
+    """Returns the dtype of each variable, by all its names."""
     return self._by_all_names(self._reader.get_variable_to_dtype_map())
 
   def _by_all_names(self, by_name: Dict[str, Any]) -> Dict[str, Any]:

@@ -46,7 +46,7 @@ class Saver(tf.train.Saver):
         run the same ops, and feed them the matched names, and the values that they
         cannot read: initial values of state that is missing, and converted ones
 
-  Restoring accepts both names of Adam's powers, contrib's state (int32 counts become
+  Restoring accepts all names of Adam's powers, contrib's state (int32 counts become
   int64), and state under another name scope. Variables of a loss scale that are not in
   the checkpoint, those of subclasses of `mp_compat.LossScale` included, start at their
   initial values. The arguments, and the files that are written, are those of

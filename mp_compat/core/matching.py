@@ -133,8 +133,8 @@ def match(
         if one fits, or all that fit agree: these names
         elif all in its scope have equal values: one of these, if none is missing
         else: ambiguous
-      all others: by name; in conditionals, if all in the graph, or in the checkpoint,
-        are in both: else ambiguous, if there is more than one
+      all others: by name; with loss scaling, in conditionals, if all in the graph, or
+        all in the checkpoint, are in both: else as above, without ways
 
   Args:
     wanted: the names of the variables to restore.
@@ -237,8 +237,8 @@ def _sources(
   kind: Kind, member: Member, found: Members, fits: List[_Names]
 ) -> List[str]:
   """Returns the names in a checkpoint that a variable of the graph may have: those in
-  `fits`; without, those in its scope, which may have another number, or in none, where
-  names may have lost theirs.
+  `fits`; without, those in its scope, which may have another number. A name without
+  scope may have lost one: it fits all.
   """
   if fits:
     sources = [names[member.name] for names in fits if member.name in names]
@@ -312,7 +312,7 @@ def _pair(
 
 def _is_mixed(members: Members, found: Members) -> bool:
   """Returns whether a graph and a checkpoint both have names in conditionals, but not
-  only: the program may itself call a scope "cond". Numbers do not tell the order then.
+  only: the program may itself call a scope "cond". Which is which is not certain then.
   """
   ours = {member.is_plain for member in members}
   theirs = {member.is_plain for member in found}

@@ -63,15 +63,18 @@ def translate(
   translated += _names_of_state(kinds, scheme, name_map.values())
   result: Dict[str, Optional[str]] = dict(name_map)
   for target, source in [*zip(kept, kept), *translated]:
-    if source in found.unsaved:
+    is_mapped = source is None and target in name_map
+    if is_mapped or source in found.unsaved:
       continue
-    if source and result.get(target):
+    if target in result:
       raise ValueError(
         "{} would be written as {}, which is the name of another variable. Expected no "
         "variable of that name, another naming scheme than {!r}, or a name to write in "
-        "the name map (nothing: it is left out).".format(source, target, to)
+        "the name map (nothing: it is left out).".format(
+          source or "A new loss scale", target, to
+        )
       )
-    result[target] = source or result.get(target)
+    result[target] = source
   return result
 
 

@@ -492,7 +492,9 @@ def test_own_variables_are_kept():
     "bad_steps": SCALAR,
     "head/current_loss_scale": [2],
   }
-  for to in naming_schemes.SCHEMES:
+  with pytest.raises(ValueError, match="would be written as bad_steps"):
+    translation.translate(Variables(own), "contrib", assume_different)
+  for to in naming_schemes.SCHEMES.keys() - {"contrib"}:
     translated = translation.translate(Variables(own), to, assume_different)
     assert {name: source for name, source in translated.items() if source} == dict(
       zip(own, own)
@@ -516,6 +518,17 @@ def test_part_of_the_graph_matches_a_checkpoint_of_as_many():
   assert matched.names == {own: "a/cond_1/beta1_power"} and not matched.ambiguous
   matched = matching.match(graph.shapes, graph, found, assume_different)
   assert not matched.names and set(matched.ambiguous) == set(graph.shapes)
+
+
+@pytest.mark.parametrize("shape", [SCALAR, (3,)])
+def test_weight_with_the_name_of_a_new_loss_scale_raises(shape):
+  found = Variables({"loss_scale": shape, "w": SCALAR})
+  with pytest.raises(ValueError, match="A new loss scale would be .* as loss_scale"):
+    translation.translate(found, "contrib", assume_different)
+  with pytest.raises(ValueError, match="A new loss scale would be .* as good_steps"):
+    translation.translate(variables("good_steps"), "mp_compat", assume_different)
+  names = translation.translate(found, "mp_compat", assume_different)
+  assert names["loss_scale"] == "loss_scale" and names["current_loss_scale"] is None
 
 
 @pytest.mark.parametrize("to", naming_schemes.SCHEMES)
