@@ -103,7 +103,10 @@ TESTS = {
     "training/skipped_ops monitoring/reports training/threads training/optimizer "
     "equivalence/tensorflow_defects training/eager"
   ),
-  "training/advice": "training/scaled_gradients training/optimizer core/lineage",
+  "training/advice": (
+    "monitoring/reports training/eager training/scaled_gradients training/optimizer "
+    "core/lineage"
+  ),
   "training/recorded": (
     "monitoring/reports training/optimizer training/skipped_ops "
     "equivalence/tensorflow_defects"
