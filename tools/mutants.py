@@ -480,7 +480,7 @@ _ROWS = {
     ("_names_of_state", "name", "place not in places", "False"),
     ("_names_of_state", "operand", "named", ""),
     ("translate", "test", "target in result", "False"),
-    ("translate", "test", "unsaved", "False"),
+    ("translate", "test", "is_left_out", "False"),
     ("_name_of_one", "test", "len", "False"),
     ("_names_alone", "operand", "have_equal_values(sources)", ""),
     ("_check_scopes", "operand", "member.form", ""),

@@ -63,8 +63,8 @@ def translate(
   translated += _names_of_state(kinds, scheme, name_map.values())
   result: Dict[str, Optional[str]] = dict(name_map)
   for target, source in [*zip(kept, kept), *translated]:
-    is_mapped = source is None and target in name_map
-    if is_mapped or source in found.unsaved:
+    is_left_out = source in found.unsaved if source else target in name_map
+    if is_left_out:
       continue
     if target in result:
       raise ValueError(
