@@ -28,6 +28,8 @@ PLAIN = "beta1_power beta2_power global_step w w/Adam w/Adam_1".split()
     # a user's scope named cond_1
     (["model/cond_1/kernel", "current_loss_scale"], "mp_compat"),
     (["loss_scale"], "plain"),  # a weight named loss_scale
+    # one optimizer with a loss scale, and one without
+    (["beta1_power", "cond_1/beta1_power", "current_loss_scale"], "tensorflow"),
   ],
 )
 def test_scheme_is_recognized_from_names(names, scheme):
