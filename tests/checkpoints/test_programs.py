@@ -192,6 +192,17 @@ def test_completed_map_restores_without_dropped_optimizer(dropped, tmp_path):
   check(smaller, "mp_compat", programs.saver, out, saved, None)
 
 
+def test_shared_names_that_may_be_several_raise(tmp_path):
+  path = str(tmp_path / "model")
+  write(Program((Optimizer(steps=2),)), "tensorflow", path, meta=False)
+  with mp_compat.install(), tf.Graph().as_default(), testing.session() as sess:
+    programs.Training(SCALED_FIRST, "installed")
+    names = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    shared = [each for each in tf.global_variables() if each.op.name in names]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="var_list"):
+      tf.train.Saver(shared).restore(sess, path)
+
+
 @pytest.mark.parametrize("optimizers", [[0], [1]], ids=["scaled", "unscaled"])
 def test_part_of_variables_is_restored(optimizers, tmp_path):
   path = str(tmp_path / "model")
