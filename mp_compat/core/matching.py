@@ -129,7 +129,7 @@ def match(
 
       kinds of variables that optimizers and loss scales create (`is_renamed`):
         names = each way in which graph and checkpoint can be those of one program, or
-          else only the wanted variables of the graph
+          else only the wanted variables, if all their weights and slots are there
         if one fits, or all that fit agree: these names
         elif all in its scope have equal values: one of these, if none is missing
         else: ambiguous
@@ -149,14 +149,20 @@ def match(
   found_kinds = kinds(found, graph.weights)
   has_state = any(kind.is_state for kind in (*graph_kinds, *found_kinds))
   is_scaled = has_state or bool(graph.loss_scales)
+  created = {member.name for members in graph_kinds.values() for member in members}
+  weights_and_slots = set(wanted) - created
+  has_all = weights_and_slots <= found.shapes.keys()
+  may_be_part = bool(weights_and_slots) and has_all
   for kind, members in graph_kinds.items():
     others = found_kinds.get(kind, [])
     if _keep_names(kind, members, others, is_scaled):
       continue
     fits: List[_Names] = []
     if is_renamed(kind, members + others):
-      part = [member for member in members if member.name in wanted]
-      fits = _fits(kind, members, others) or _fits(kind, part, others)
+      fits = _fits(kind, members, others)
+      if may_be_part and not fits:
+        part = [member for member in members if member.name in wanted]
+        fits = _fits(kind, part, others)
     for member in members:
       names.pop(member.name, None)
     for member in members:

@@ -91,13 +91,6 @@ class NamingScheme(NamedTuple):
     """Returns the form of a name in the scheme; see `write` and `Name.form`."""
     return parse(join(self.write(alone, loss_scale), "variable")).form
 
-  def can_write(self, name: "Name") -> bool:
-    """Returns whether an optimizer with or without a dynamic loss scale can have a
-    variable of that name.
-    """
-    around, _, _ = name.form.rpartition("/")
-    return name.form in (name.scope, self.form(around, DYNAMIC))
-
 
 class Name(NamedTuple):
   """A variable's name, parsed.
@@ -204,8 +197,7 @@ CONTRIB = NamingScheme(
 )
 PLAIN = NamingScheme("plain", keep_scope)
 
-# The naming scheme of a checkpoint is the first that can have written it; the last has
-# no variables of a loss scale.
+# In the order in which their signatures are looked for; the last has none.
 SCHEMES = {
   scheme.name: scheme
   for scheme in (MP_COMPAT, TENSORFLOW, TENSORFLOW_V2, CONTRIB, PLAIN)
@@ -252,11 +244,12 @@ def _signed(stems: Set[str]) -> NamingScheme:
 
 def recognize(shapes: Shapes) -> NamingScheme:
   """Returns the naming scheme of a checkpoint: the first that has the variables of its
-  loss scale and writes the names of Adam's powers.
+  loss scale; of those of this package and of TensorFlow's class, which have the same,
+  the latter if powers are in conditionals. Under control flow v2, names do not tell.
   """
   signed = _signed({parse(name).stem for name in state(shapes)})
   powers = [name for name in map(parse, shapes) if name.stem in POWERS]
-  for scheme in SCHEMES.values():
-    if scheme.signature == signed.signature and all(map(scheme.can_write, powers)):
-      return scheme
+  is_conditional = any(name.form != name.scope for name in powers)
+  if signed is MP_COMPAT and is_conditional:
+    return TENSORFLOW
   return signed

@@ -553,6 +553,9 @@ def test_error_says_how_to_continue_with_an_added_optimizer(tmp_path):
   ):
     checkpoints.name_map(path)
   assert list(checkpoints.name_map(path, kept).values()) == kept
+  added = [each for each in tf.global_variables() if each not in kept]
+  with pytest.raises(ValueError, match="restore only variables"):
+    checkpoints.name_map(path, added)
   with testing.initialized_session() as sess:
     checkpoints.Saver(kept).restore(sess, path)
     (power,) = [each for each in kept if each.op.name == "beta1_power"]
