@@ -5,7 +5,7 @@ import collections
 import os
 import platform
 from types import MappingProxyType
-from typing import Container, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -98,8 +98,8 @@ def convert(
       restore `target`: its names are used. TensorFlow's class names Adam's powers after
       the enclosing conditional: `cond_3/beta1_power` if the program itself builds two.
     name_map: names in `source` by those to write, for variables of which an error says
-      that they are not certain. With `to`, those by "nothing", "nothing_1" and so on
-      are left out: a program that lacks their optimizers restores the checkpoint.
+      that they are not certain. Those by "nothing", "nothing_1" and so on are left
+      out: a program that lacks their optimizers restores the checkpoint.
 
   Returns:
     An `Inspection` of the checkpoint at `target`.
@@ -132,17 +132,17 @@ def convert(
       "{} exists and is not overwritten. Pass another path.".format(path)
     )
   if to is not None:
-    _check_names(name_map, checkpoint, name_map)
+    _check_names(name_map, checkpoint, None)
     found = checkpoint.variables_without(name_map.values())
     names = translation.translate(found, to, checkpoint.have_equal_values, name_map)
     for name in name_map:
-      if naming_schemes.parse(name).stem == "nothing":
+      if _is_left_out(name):
         del names[name]
     scheme = naming_schemes.SCHEMES[to]
   else:
     assert like is not None  # checked above
     example = files.Checkpoint(files.resolve_path(like))
-    _check_names(name_map, checkpoint, example.shapes)
+    _check_names(name_map, checkpoint, example)
     names = _names_like(example, checkpoint, name_map)
     scheme = naming_schemes.recognize(example.shapes)
   _write(_values(checkpoint, names, scheme), path)
@@ -172,20 +172,28 @@ def _make_latest(path: str) -> None:
 
 
 def _check_names(
-  name_map: Mapping[str, str], source: files.Checkpoint, targets: Container[str]
+  name_map: Mapping[str, str],
+  source: files.Checkpoint,
+  like: Optional[files.Checkpoint],
 ) -> None:
-  """Raises a ValueError if `name_map` has a name that is not in `source` or `targets`,
-  or one of `source` twice.
+  """Raises a ValueError if `name_map` has a name that is not in `source` or `like`, or
+  one of `source` twice.
   """
   counts = collections.Counter(name_map.values())
   for target, name in sorted(name_map.items()):
-    if target not in targets or name not in source.shapes or counts[name] > 1:
+    is_target = like is None or target in like.shapes or _is_left_out(target)
+    if not is_target or name not in source.shapes or counts[name] > 1:
       raise ValueError(
         "Expected in the name map names in {} by names to write, each once, but got {} "
         "as {}. It has: {}.".format(
           source.path, name, target, ", ".join(sorted(source.shapes))
         )
       )
+
+
+def _is_left_out(target: str) -> bool:
+  """Returns whether a name in a map is that of a variable that is not written."""
+  return naming_schemes.parse(target).stem == "nothing"
 
 
 def _names_like(
@@ -215,7 +223,7 @@ def _names_like(
         like.path, files.missing(missing, source)
       )
     )
-  return {name: matched.names.get(name) for name in sorted(like.shapes)}
+  return {name: matched.names.get(name) for name in like.shapes}
 
 
 def _values(

@@ -34,18 +34,17 @@ def assignment_map(path: files.Path, wanted: Any) -> Any:
     tf.errors.DataLossError: If the checkpoint is truncated or corrupt.
   """
   wanted = variable_scope.variables_of(wanted)
-  pairs: List[Tuple[str, Any]] = list(
-    wanted.items() if isinstance(wanted, Mapping) else wanted
-  )
+  pairs: List[Tuple[str, Any]] = list(wanted)
+  if isinstance(wanted, Mapping):
+    pairs = list(wanted.items())
   scopes = [value for _, value in pairs if isinstance(value, str)]
   named = {name: value for name, value in pairs if not isinstance(value, str)}
   found = _find(named, path)
-  found.check()
   state = files.state_in(tf.get_default_graph(), found.wanted)
-  lacking = [name for name in found.wanted if not found.is_usable(name)]
-  left_out = [name for name in lacking if name in state]
-  _warn_left_out(left_out, path)
-  _warn_outside_scopes(scopes, found, path)
+  left_out = [name for name in found.lacking() if name in state]
+  _warn_left_out(left_out, found)
+  if scopes:
+    _warn_outside_scopes(scopes, found)
   result: List[Tuple[str, Any]] = []
   for name, value in pairs:
     if name not in left_out:
@@ -77,9 +76,8 @@ def name_map(
   if wanted is None:
     wanted = tf.global_variables()
   found = _find(wanted, path)
-  found.check()
-  left_out = [name for name in found.wanted if not found.is_usable(name)]
-  _warn_left_out(left_out, path)
+  left_out = found.lacking()
+  _warn_left_out(left_out, found)
   result: Dict[str, Any] = {}
   for name, parts in found.parts.items():
     if name not in left_out:
@@ -104,17 +102,14 @@ class _Found(NamedTuple):
   wanted: Dict[str, files.Named]
   match: matching.Match
 
-  def is_usable(self, name: str) -> bool:
-    """Returns whether the checkpoint has a variable, in its dtype."""
-    if name not in self.match.names:
-      return False
-    dtype = self.checkpoint.dtypes[self.match.names[name]]
-    return bool(dtype == self.parts[name][0].dtype.base_dtype)
-
-  def check(self) -> None:
-    """Raises a ValueError if a variable may be one of several in the checkpoint."""
-    if self.match.ambiguous:
-      raise ValueError(files.ambiguity(self.match, self.checkpoint.path))
+  def lacking(self) -> List[str]:
+    """Returns the variables that the checkpoint lacks, or has in another dtype."""
+    result: List[str] = []
+    for name, parts in self.parts.items():
+      dtype = self.checkpoint.dtypes.get(self.match.names.get(name, ""))
+      if dtype != parts[0].dtype.base_dtype:
+        result.append(name)
+    return result
 
 
 def _find(var_list: files.VarList, path: files.Path) -> _Found:
@@ -126,7 +121,7 @@ def _find(var_list: files.VarList, path: files.Path) -> _Found:
     path: a checkpoint, or a directory.
 
   Raises:
-    ValueError: If there is no checkpoint.
+    ValueError: If there is no checkpoint, or a variable may be one of several in it.
   """
   named: List[Tuple[str, Any]] = [("", value) for value in var_list]
   if isinstance(var_list, dict):
@@ -142,6 +137,8 @@ def _find(var_list: files.VarList, path: files.Path) -> _Found:
         wanted.setdefault(name or own_name, (part.op.name, shape))
   checkpoint = files.Checkpoint(files.resolve_path(path))
   match = files.match(tf.get_default_graph(), wanted, checkpoint)
+  if match.ambiguous:
+    raise ValueError(files.ambiguity(match, checkpoint.path))
   return _Found(checkpoint, parts, wanted, match)
 
 
@@ -155,19 +152,19 @@ def _whole_variable(part: tf.Variable) -> Tuple[str, Tuple[int, ...]]:
   return slice_info.full_name, tuple(slice_info.full_shape)
 
 
-def _warn_left_out(names: List[str], path: files.Path) -> None:
+def _warn_left_out(names: List[str], found: _Found) -> None:
   """Logs a warning of variables that a map leaves out, if there are any."""
   if names:
     log.warn(
       "The checkpoint %s lacks %s, or has another dtype. Initial values are used "
       "instead. To use another program's values, convert the checkpoint: python -m "
       "mp_compat checkpoint convert.",
-      tf.compat.as_str_any(path),
+      found.checkpoint.path,
       ", ".join(names),
     )
 
 
-def _warn_outside_scopes(scopes: List[str], found: _Found, path: files.Path) -> None:
+def _warn_outside_scopes(scopes: List[str], found: _Found) -> None:
   """Logs a warning of variables that `tf.get_variable` did not make, if the checkpoint
   has values for them: scopes leave them out.
 
@@ -178,23 +175,24 @@ def _warn_outside_scopes(scopes: List[str], found: _Found, path: files.Path) -> 
     scopes: scopes, such as "encoder/", and names of variables in the graph, which are
       ignored here; "/" is the scope of all variables.
     found: the variables that the map itself names. They are not left out.
-    path: the checkpoint.
   """
   prefixes = tuple(scope.lstrip("/") for scope in scopes if scope.endswith("/"))
   named = {part.op.name for parts in found.parts.values() for part in parts}
-  others: List[tf.Variable] = []
+  graph = tf.get_default_graph()
+  match = files.match(graph, files.global_variables(graph), found.checkpoint)
+  in_checkpoint = match.names.keys() | match.ambiguous
+  names: List[str] = []
   for variable in tf.global_variables():
     name = variable.op.name
-    is_made_otherwise = not variables.is_made_by_get_variable(variable)
-    if is_made_otherwise and name.startswith(prefixes) and name not in named:
-      others.append(variable)
-  match = _find(others, path).match
-  names = [*match.names, *match.ambiguous]
+    is_left_out = name.startswith(prefixes) and name not in named
+    is_made_by_get_variable = variables.is_made_by_get_variable(variable)
+    if is_left_out and not is_made_by_get_variable and name in in_checkpoint:
+      names.append(name)
   if names:
     log.warn(
       "A map of scopes does not initialize %s from the checkpoint %s, which has values "
       "for them: a scope contains only variables of tf.get_variable(). Pass "
       "mp_compat.checkpoints.name_map(path) instead of the map.",
       ", ".join(names),
-      tf.compat.as_str_any(path),
+      found.checkpoint.path,
     )

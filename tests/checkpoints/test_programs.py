@@ -175,9 +175,10 @@ def test_completed_map_of_error_restores(way, tmp_path):
   check(SCALED_FIRST, "plain", programs.saver, out, saved, None)
 
 
+@pytest.mark.parametrize("option", ["to", "like"])
 @pytest.mark.parametrize("dropped", ["0", "1"])
-def test_completed_map_restores_without_dropped_optimizer(dropped, tmp_path):
-  path, out = str(tmp_path / "model"), str(tmp_path / "out")
+def test_completed_map_restores_without_dropped_optimizer(dropped, option, tmp_path):
+  path, out, like = [str(tmp_path / name) for name in ("model", "out", "like")]
   labelled = [Optimizer(steps=2, label="0"), Optimizer(steps=4, label="1")]
   saved, _ = write(Program(tuple(labelled)), "mp_compat", path)
   smaller = Program(tuple(one for one in labelled if one.label != dropped))
@@ -188,7 +189,9 @@ def test_completed_map_restores_without_dropped_optimizer(dropped, tmp_path):
   for name in (*POWERS, "current_loss_scale", "good_steps"):
     names[name] = name + {"0": "_1", "1": ""}[dropped]
     names["nothing_{}".format(len(names))] = name + endings[dropped]
-  checkpoints.convert(path, out, "mp_compat", name_map=names)
+  write(smaller, "mp_compat", like)
+  options = {"to": {"to": "mp_compat"}, "like": {"like": like}}[option]
+  checkpoints.convert(path, out, name_map=names, **options)
   check(smaller, "mp_compat", programs.saver, out, saved, None)
 
 
