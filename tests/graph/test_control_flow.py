@@ -45,7 +45,7 @@ def test_disabling_eager_execution_fails_tensorflow_class():
   )
 
 
-# Runs two programs in one process.
+# Runs several programs in one process.
 NEXT_PROGRAM = """
 print("NEXT PROGRAM")
 tf.reset_default_graph()
@@ -87,16 +87,6 @@ with tf.Session() as sess:
       fetched = sess.run(op, {{x: value}})
     print(sess.run(w), sess.run(scale()), fetched)
 """
-
-
-def test_functions_of_the_default_graph_use_its_loss_scale():
-  programs = [
-    FUNCTIONS.format(module)
-    for module in ("mp_compat", "tensorflow.compat.v1.train.experimental")
-  ]
-  done = testing.run_python("-W", "ignore", "-c", NEXT_PROGRAM.join(programs))
-  ours, theirs = done.stdout.split("NEXT PROGRAM\n")
-  assert ours == theirs
 
 
 # What else creates variables in functions of the default graph. Each is built in a
@@ -153,22 +143,6 @@ AFTER = {"add": "[-2. -3.]", "step": "[-4. -6.]", "keras_step": "[-4.5 -7. ]"}
 HAS_KERAS_2 = tuple(map(int, tf.__version__.split(".")[:2])) < (2, 16)
 
 
-@pytest.fixture(name="printed", scope="module")
-def _printed():
-  """Returns what both programs print."""
-  programs = [VARIABLES.format(HAS_KERAS_2), SCALE_OF_ANOTHER_GRAPH]
-  done = testing.run_python("-W", "ignore", "-c", NEXT_PROGRAM.join(programs))
-  return done.stdout.split("NEXT PROGRAM\n")
-
-
-def test_functions_of_the_default_graph_create_variables(printed):
-  expected = []
-  for name in AFTER:
-    if name != "keras_step" or HAS_KERAS_2:
-      expected += 3 * ["{} {}".format(name, AFTER[name])]
-  assert printed[0].splitlines() == expected
-
-
 SCALE_OF_ANOTHER_GRAPH = """
 import tensorflow
 tensorflow.config.experimental.list_physical_devices("CPU")
@@ -184,8 +158,34 @@ with tf.Session() as sess:
 """
 
 
+@pytest.fixture(name="printed", scope="module")
+def _printed():
+  """Returns what each program prints that builds functions of the default graph."""
+  programs = [
+    FUNCTIONS.format("mp_compat"),
+    FUNCTIONS.format("tensorflow.compat.v1.train.experimental"),
+    VARIABLES.format(HAS_KERAS_2),
+    SCALE_OF_ANOTHER_GRAPH,
+  ]
+  done = testing.run_python("-W", "ignore", "-c", NEXT_PROGRAM.join(programs))
+  return done.stdout.split("NEXT PROGRAM\n")
+
+
+def test_functions_of_the_default_graph_use_its_loss_scale(printed):
+  ours, theirs, *_ = printed
+  assert len(ours.splitlines()) == 5 and ours == theirs
+
+
+def test_functions_of_the_default_graph_create_variables(printed):
+  expected = []
+  for name in AFTER:
+    if name != "keras_step" or HAS_KERAS_2:
+      expected += 3 * ["{} {}".format(name, AFTER[name])]
+  assert printed[2].splitlines() == expected
+
+
 def test_functions_of_the_default_graph_make_variables_in_it(printed):
-  assert printed[1] == "8.0"
+  assert printed[3] == "8.0"
 
 
 def conditionals(graph):
