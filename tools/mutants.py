@@ -327,7 +327,6 @@ _ROWS = {
     ("_add_edges", "operand", "op in must_wait", ""),
     ("_add_edges", "operand", "op.type in calls", ""),
     ("_waits_for_data", "result", "issuperset", "not waiting.isdisjoint(read)"),
-    ("_needed", "operand", "pop", "reads[-1]"),
     ("_check_reads", "operand", "predicate", ""),
     ("_check_reads", "operand", "new", ""),
     ("_check_reads", "name", "[_op_of(end) for end in ends]", "[]"),
@@ -380,7 +379,6 @@ _ROWS = {
     ("_reduce_finite", "statement", "stacked = reduced", "pass"),
     ("_decisions", "call", "logical_or", "should_apply"),
     ("apply_first", "name", '"each"', '"all"'),
-    ("_update", "statement", "readable", "pass"),
     ("Settings.of_shared_step", "name", "any", "all"),
   ],
   "graph/effects": [

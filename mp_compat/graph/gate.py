@@ -17,7 +17,7 @@ from mp_compat.graph import records
 from mp_compat.graph.runs import Element
 
 # Ops, each after the ops of the same dict that it needs, with all that it reads or
-# waits for.
+# waits for. In the body of a loop, the order is any.
 _Reads = Dict[tf.Operation, List[tf.Operation]]
 
 
@@ -328,15 +328,14 @@ def _needed(ends: List[Element], among: Set[tf.Operation]) -> _Reads:
 
   Those are the ops of its inputs and its control inputs, in `among` or not. For a
   Merge, they are only its inputs, of which it needs one: its
-  control inputs are needed, too, but not noted. The Merge at the beginning of a loop
-  comes before the ops of the loop, so its second input is not noted either.
+  control inputs are needed, too, but not noted.
 
   It is written without recursion, since a graph may be deeper than Python's recursion
   limit:
 
       visit(op):
         if op is in `among`, and is visited for the first time:
-          visit all that it reads or waits for, later what the next iteration computes
+          visit all that it reads or waits for
           needed[op] = what it reads
   """
   needed: _Reads = {}
@@ -354,11 +353,7 @@ def _needed(ends: List[Element], among: Set[tf.Operation]) -> _Reads:
     seen.add(op)
     reads = [tensor.op for tensor in op.inputs]
     controls = list(op.control_inputs)
-    if op.type not in contexts.MERGES:
-      reads += controls
-    elif reads[-1].type in contexts.NEXT_ITERATIONS:
-      # Visited last: what the loop computes reads this Merge, so it comes after it.
-      pending.insert(0, (reads.pop(), None))
-    pending.append((op, reads))
+    noted = reads if op.type in contexts.MERGES else reads + controls
+    pending.append((op, noted))
     pending += [(read, None) for read in reads + controls]
   return needed

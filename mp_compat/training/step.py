@@ -269,12 +269,7 @@ def _update(
   if not check_computed and isinstance(scale, loss_scale.FiniteLossScale):
     # its `update` may check them again
     grads = distribute.call_for_each_replica(lineage.cut, grads)
-  update_op, should_apply = distribute.call_in_cross_replica_context(
-    scale.update, grads
-  )
-  if tf.is_tensor(should_apply):
-    should_apply = gradients.readable(should_apply)
-  return update_op, should_apply
+  return distribute.call_in_cross_replica_context(scale.update, grads)
 
 
 def _reduce_finite(

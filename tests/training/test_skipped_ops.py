@@ -560,6 +560,26 @@ def derived_in_loop(tensor):
   return tf.while_loop(lambda rate: rate > 1.0, lambda rate: 0.5 * rate, [tensor])
 
 
+def added_in_loop(tensor):
+  return repeat_twice(lambda rate: rate + tensor)
+
+
+def waiting_in_loop(tensor):
+  read = tf.identity(tensor)
+
+  def body(rate):
+    with tf.control_dependencies([read]):
+      return tf.identity(rate)
+
+  with testing.control_flow(1):  # A function does not wait for what is outside.
+    return repeat_twice(body)
+
+
+def repeat_twice(body):
+  loop = tf.while_loop(lambda i, _: i < 2, lambda i, rate: (i + 1, body(rate)), (0, 1.0))
+  return loop[1]
+
+
 def derived_in_branch(tensor):
   flag = tf.placeholder_with_default(True, [])
   return tf.cond(flag, lambda: 0.5 * tensor, lambda: tf.constant(1.0))
@@ -582,7 +602,10 @@ SECOND_STEPS = {
 
 
 @pytest.mark.parametrize("second", SECOND_STEPS)
-@pytest.mark.parametrize("derive", [derived, derived_in_loop, derived_in_branch])
+@pytest.mark.parametrize(
+  "derive",
+  [derived, derived_in_loop, added_in_loop, waiting_in_loop, derived_in_branch],
+)
 @pytest.mark.parametrize("built_by", ["optimizer", "program"])
 def test_rate_that_derives_from_skipped_op_raises(built_by, derive, second):
   inner = Counter(counter(), derive if built_by == "optimizer" else tf.identity)
