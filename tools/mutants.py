@@ -331,6 +331,8 @@ _ROWS = {
     ("_check_reads", "operand", "new", ""),
     ("_check_reads", "name", "[_op_of(end) for end in ends]", "[]"),
     ("_with_readers", "statement", "set", "return skipped"),
+    ("_with_readers", "test", "found_before", "found_before < 0"),
+    ("_needed", "test", "_begins_iteration", "False"),
     ("gate", "name", "results + summaries", "results"),
     ("gate", "name", "results + summaries + update_ops", "results + summaries"),
     ("_with_readers", "test", "isdisjoint", "False"),

@@ -17,7 +17,7 @@ from mp_compat.graph import records
 from mp_compat.graph.runs import Element
 
 # Ops, each after the ops of the same dict that it needs, with all that it reads or
-# waits for. In the body of a loop, the order is any.
+# waits for. Only the Merge at the beginning of a loop is before its second input.
 _Reads = Dict[tf.Operation, List[tf.Operation]]
 
 
@@ -242,9 +242,16 @@ def _waits_for_data(op: tf.Operation, waiting: Set[tf.Operation]) -> bool:
   read = [tensor.op for tensor in op.inputs]
   if op.type not in contexts.MERGES:
     return not waiting.isdisjoint(read)
-  if read[-1].type in contexts.NEXT_ITERATIONS:
+  if _begins_iteration(op):
     del read[1:]
   return waiting.issuperset(read)
+
+
+def _begins_iteration(op: tf.Operation) -> bool:
+  """Returns whether `op` is the Merge at the beginning of a loop (control flow v1)."""
+  if op.type not in contexts.MERGES:
+    return False
+  return op.inputs[-1].op.type in contexts.NEXT_ITERATIONS
 
 
 def _skipped(
@@ -271,10 +278,13 @@ def _with_readers(
   a Merge of which one input may be computed.
   """
   found = set(skipped)
-  for op, reads in needed.items():
-    runs_always = op.type == "ControlTrigger" or op in gated.merges
-    if not runs_always and not found.isdisjoint(reads):
-      found.add(op)
+  found_before = -1
+  while len(found) > found_before:  # again for what a loop reads in its body
+    found_before = len(found)
+    for op, reads in needed.items():
+      runs_always = op.type == "ControlTrigger" or op in gated.merges
+      if not runs_always and not found.isdisjoint(reads):
+        found.add(op)
   return found
 
 
@@ -335,7 +345,7 @@ def _needed(ends: List[Element], among: Set[tf.Operation]) -> _Reads:
 
       visit(op):
         if op is in `among`, and is visited for the first time:
-          visit all that it reads or waits for
+          visit all that it reads or waits for, later what the next iteration computes
           needed[op] = what it reads
   """
   needed: _Reads = {}
@@ -351,9 +361,14 @@ def _needed(ends: List[Element], among: Set[tf.Operation]) -> _Reads:
     if op in seen or op not in among:
       continue
     seen.add(op)
-    reads = [tensor.op for tensor in op.inputs]
+    inputs = [tensor.op for tensor in op.inputs]
     controls = list(op.control_inputs)
-    noted = reads if op.type in contexts.MERGES else reads + controls
-    pending.append((op, noted))
-    pending += [(read, None) for read in reads + controls]
+    first = inputs + controls
+    if _begins_iteration(op):
+      # The last input is visited last: it is computed in the loop, from this Merge.
+      first.remove(inputs[-1])
+      pending.insert(0, (inputs[-1], None))
+    reads = inputs if op.type in contexts.MERGES else inputs + controls
+    pending.append((op, reads))
+    pending += [(read, None) for read in first]
   return needed

@@ -576,7 +576,9 @@ def waiting_in_loop(tensor):
 
 
 def repeat_twice(body):
-  loop = tf.while_loop(lambda i, _: i < 2, lambda i, rate: (i + 1, body(rate)), (0, 1.0))
+  loop = tf.while_loop(
+    lambda i, _: i < 2, lambda i, rate: (i + 1, body(rate)), (0, 1.0)
+  )
   return loop[1]
 
 
@@ -642,6 +644,37 @@ def test_function_of_a_branch_that_reads_no_gradient_runs():
     for x in (OVERFLOW, FINITE):
       _, doubled = sess.run([train_op, inner.doubled], {training.x: x})
       assert doubled == 6.0
+
+
+class Checking(tf.train.GradientDescentOptimizer):
+  """Applies what a loop computes, and passes the number of iterations to a function,
+  which checks another argument.
+  """
+
+  def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    ((grad, variable),) = grads_and_vars
+    count, total = tf.while_loop(
+      lambda i, _: i < 2, lambda i, total: (i + 1, total + grad), [0, 0.0 * grad]
+    )
+    applied = super().apply_gradients([(total, variable)], *args, **kwargs)
+    self.is_valid = tf.placeholder(tf.bool, [])
+
+    def check(number, is_valid):
+      with tf.control_dependencies([tf.debugging.Assert(is_valid, ["invalid"])]):
+        return tf.identity(number)
+
+    checked = tf.function(check)(count, self.is_valid)
+    return tf.group(checked, applied)
+
+
+def test_function_of_what_a_loop_counts_is_skipped():
+  training, inner = testing.Training(), Checking(1.0)
+  train_op = Optimizer(inner, "dynamic").minimize(training.loss)
+  with testing.initialized_session() as sess:
+    sess.run(train_op, {training.x: OVERFLOW, inner.is_valid: False})
+    assert np.all(sess.run(training.w) == 0.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="invalid"):
+      sess.run(train_op, {training.x: FINITE, inner.is_valid: False})
 
 
 def trigger_after(inner):
