@@ -200,10 +200,12 @@ def test_sums_of_zeros_are_no_noise():
 
 
 def test_few_terms_may_nearly_cancel():
-  terms = tf.placeholder(tf.float32, [4, 1])
+  terms = tf.placeholder(tf.float32, [4, 8])
   ranges = gradient_of_bias(terms, tf.float32, "bias_add")
   with testing.initialized_session() as sess:
-    # The sum is about half of `rest` of the sum of magnitudes, with a limit of 2**-7.
-    for rest, is_noise in [(2.0**-5, False), (2.0**-8, True)]:
-      ones = [[1.0], [rest - 1.0], [1.0], [rest - 1.0]]
+    # The sum is about half of `rest` of the sum of magnitudes, with a limit of 2**-7:
+    # of more than four values, 0.125 / sqrt(4) is above it.
+    for rest, is_noise in [(2.0**-5, False), (2.0**-7, True)]:
+      ones = np.full([4, 8], 1.0)
+      ones[1::2] = rest - 1.0
       assert sess.run(ranges, {terms: ones}).noise == is_noise
