@@ -6,8 +6,10 @@ import itertools
 
 import pytest
 
+import mp_compat
 from mp_compat.graph import dead_tensors
 from tests import testing
+from tests.testing import native
 from tests.testing import tf
 
 pytestmark = pytest.mark.usefixtures("graph")
@@ -84,3 +86,51 @@ def test_tensors_that_may_be_dead_are_known(name):
       computed.append(is_computed(sess, tensor, feed))
       assert sess.run(readable, feed) == (3.0 if computed[-1] else 0.0)
   assert may_be_dead == (not all(computed))
+
+
+def loop(body, initial):
+  return tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, body(v)), (0, initial))[
+    1
+  ]
+
+
+# Gradients that a loop computes from a tensor. If that is dead, they do not arrive.
+GRADIENTS = {
+  "start": lambda tensor: loop(lambda value: 2.0 * value, tensor),
+  "body": lambda tensor: loop(lambda value: value + tensor, 0.0),
+}
+
+
+def build_step(api, gradient):
+  """Returns an optimizer, its train op, its variables and a predicate: if it is False,
+  the gradient of the first variable does not arrive.
+  """
+  predicate = tf.placeholder(tf.bool, [])
+  variables = [tf.get_variable(name, initializer=8.0) for name in "vw"]
+  grads = [GRADIENTS[gradient](if_true(tf.constant(1.0), predicate)), tf.constant(1.0)]
+  opt = tf.train.GradientDescentOptimizer(1.0)
+  opt = api.MixedPrecisionLossScaleOptimizer(opt, api.DynamicLossScale())
+  step = tf.train.get_or_create_global_step()
+  train_op = opt.apply_gradients(zip(grads, variables), step)
+  return opt, train_op, variables, predicate
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("api", [mp_compat, native], ids=["mp_compat", "tensorflow"])
+def test_gradient_of_loop_that_does_not_arrive_updates_nothing(api, gradient):
+  with testing.control_flow(1):
+    _, train_op, variables, predicate = build_step(api, gradient)
+  with testing.initialized_session() as sess:
+    sess.run(train_op, {predicate: False})
+    assert sess.run(variables) == [8.0, 8.0]
+    sess.run(train_op, {predicate: True})
+    assert sess.run(variables) == [{"start": 4.0, "body": 6.0}[gradient], 7.0]
+
+
+def test_hook_raises_if_gradient_of_loop_does_not_arrive():
+  with testing.control_flow(1):
+    opt, train_op, _, predicate = build_step(mp_compat, "body")
+  with tf.train.MonitoredSession(hooks=[mp_compat.LossScaleHook(opt)]) as sess:
+    sess.run(train_op, {predicate: True})
+    with pytest.raises(tf.errors.InvalidArgumentError, match="does not have value"):
+      sess.run(train_op, {predicate: False})
