@@ -88,6 +88,14 @@ def initialized_session():
     yield sess
 
 
+def loop_twice(body, initial):
+  """Returns the result of two iterations of `body`, a function of one tensor."""
+  _, result = tf.while_loop(
+    lambda i, _: i < 2, lambda i, value: (i + 1, body(value)), (0, initial)
+  )
+  return result
+
+
 def plain_name(variable):
   """Returns a variable's name without the prefix of a conditional ("cond_1/beta1_power"
   in TensorFlow's class).

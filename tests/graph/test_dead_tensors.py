@@ -88,16 +88,10 @@ def test_tensors_that_may_be_dead_are_known(name):
   assert may_be_dead == (not all(computed))
 
 
-def loop(body, initial):
-  return tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, body(v)), (0, initial))[
-    1
-  ]
-
-
 # Gradients that a loop computes from a tensor. If that is dead, they do not arrive.
 GRADIENTS = {
-  "start": lambda tensor: loop(lambda value: 2.0 * value, tensor),
-  "body": lambda tensor: loop(lambda value: value + tensor, 0.0),
+  "start": lambda tensor: testing.loop_twice(lambda value: 2.0 * value, tensor),
+  "body": lambda tensor: testing.loop_twice(lambda value: value + tensor, 0.0),
 }
 
 

@@ -15,6 +15,7 @@ from mp_compat._tensorflow import graph_internals
 from tests import testing
 from tests.programs import test_random_steps
 from tests.testing import Optimizer
+from tests.testing import loop_twice
 from tests.testing import tf
 
 FINITE = [1.0, 2.0]
@@ -40,14 +41,6 @@ def one_after_trigger(tensor):
   return one_after(trigger)
 
 
-def loop(body, initial=0.0):
-  """Returns the result of two iterations of `body`, a function of one scalar."""
-  initial = tf.convert_to_tensor(initial)
-  return tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, body(v)), (0, initial))[
-    1
-  ]
-
-
 def branch(of_branch):
   flag = tf.placeholder_with_default(True, [])
   return tf.cond(flag, of_branch, one)
@@ -65,13 +58,15 @@ USES = {
   "control": one_after,
   "ControlTrigger": one_after_trigger,
   "Merge": merged,
-  "start of loop": lambda t: loop(lambda value: value + 1.0, sum_of(t)),
-  "in loop": lambda t: loop(lambda value: value + sum_of(t)),
-  "control in loop": lambda t: loop(lambda value: one_after(t) * value),
-  "in loop in loop": lambda t: loop(
-    lambda outer: outer + loop(lambda value: value + sum_of(t), outer)
+  "start of loop": lambda t: loop_twice(lambda value: value + 1.0, sum_of(t)),
+  "in loop": lambda t: loop_twice(lambda value: value + sum_of(t), one()),
+  "control in loop": lambda t: loop_twice(lambda value: one_after(t) * value, one()),
+  "in loop in loop": lambda t: loop_twice(
+    lambda outer: outer + loop_twice(lambda value: value + sum_of(t), outer), one()
   ),
-  "branch in loop": lambda t: loop(lambda value: value + branch(lambda: sum_of(t))),
+  "branch in loop": lambda t: loop_twice(
+    lambda value: value + branch(lambda: sum_of(t)), one()
+  ),
   "branch": lambda t: branch(lambda: sum_of(t)),
   "control in branch": lambda t: branch(lambda: one_after(t)),
   "argument": lambda t: tensorflow.function(lambda value: 2.0 * value)(sum_of(t)),

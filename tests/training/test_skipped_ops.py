@@ -561,7 +561,7 @@ def derived_in_loop(tensor):
 
 
 def added_in_loop(tensor):
-  return repeat_twice(lambda rate: rate + tensor)
+  return testing.loop_twice(lambda rate: rate + tensor, 1.0)
 
 
 def waiting_in_loop(tensor):
@@ -572,14 +572,7 @@ def waiting_in_loop(tensor):
       return tf.identity(rate)
 
   with testing.control_flow(1):  # A function does not wait for what is outside.
-    return repeat_twice(body)
-
-
-def repeat_twice(body):
-  loop = tf.while_loop(
-    lambda i, _: i < 2, lambda i, rate: (i + 1, body(rate)), (0, 1.0)
-  )
-  return loop[1]
+    return testing.loop_twice(body, 1.0)
 
 
 def derived_in_branch(tensor):
