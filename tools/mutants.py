@@ -329,6 +329,8 @@ _ROWS = {
     ("_waits_for_data", "result", "issuperset", "not waiting.isdisjoint(read)"),
     ("_check_reads", "operand", "predicate", ""),
     ("_check_reads", "operand", "new", ""),
+    ("check_reads", "statement", "_check_reads", "pass"),
+    ("check_reads", "test", "functions", "False"),
     ("_check_reads", "name", "[_op_of(end) for end in ends]", "[]"),
     ("_with_readers", "statement", "set", "return skipped"),
     ("_with_readers", "test", "found_before", "found_before < 0"),

@@ -90,10 +90,13 @@ def apply_in_each_replica(
 
   if has_gate:
     return gate.gate(should_apply, build, skip, gate_scope)
+  built_before = len(tf.get_default_graph().get_operations())
   with op_names.name_as_alone(reserved, original_names):
-    return control_flow.cond(
+    applied = control_flow.cond(
       should_apply, lambda: _grouped(apply_in_all(), gate_scope), skip or tf.no_op
     )
+  gate.check_reads([applied], built_before)
+  return applied
 
 
 def _grouped(applied: distribute.PerReplica, scope: str) -> Optional[tf.Operation]:

@@ -13,6 +13,7 @@ from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
 from mp_compat.graph import dead_tensors
 from mp_compat.graph import effects
+from mp_compat.graph import graphs
 from mp_compat.graph import records
 from mp_compat.graph.runs import Element
 
@@ -201,7 +202,7 @@ def _add_edges(
   frame = contexts.loop_around(graph_internals.context_of(graph))
   gated = gated_ops(graph)
   needed = _needed(ends, new)
-  _check_reads(needed, ends, new, predicate, gated)
+  _check_reads(needed, ends, new, predicate, graph)
   calls = effects.call_types(needed, graph)
   must_wait = effects.changing(needed, calls, graph)
   must_wait.update(op for op in needed if _begins_loop_of(op, new))
@@ -288,16 +289,49 @@ def _with_readers(
   return found
 
 
+def check_reads(ends: List[Element], built_before: int) -> None:
+  """Raises a ValueError if something without a gate depends on an op that a gate may
+  skip: it would not run if that step is skipped.
+
+  Args:
+    ends: ops and tensors of the current graph. In a function, they are not read: all
+      that the function captures of a plain graph is checked.
+    built_before: the number of ops that the graph had before the first that belongs to
+      `ends`.
+  """
+  around = graphs.enclosing_graphs()
+  if not around:  # eager mode
+    return
+  *functions, graph = around
+  new: Set[tf.Operation] = set()
+  if functions:
+    ends = _captured_of(graph, functions)
+  else:
+    new.update(graph.get_operations()[built_before:])
+  _check_reads(_needed(ends, new), ends, new, None, graph)
+
+
+def _captured_of(graph: tf.Graph, functions: List[tf.Graph]) -> List[tf.Tensor]:
+  """Returns the tensors of a graph that functions capture."""
+  found: List[tf.Tensor] = []
+  for function in functions:
+    for tensor, _ in function.captures:
+      if graphs.graph_of(tensor) is graph:
+        found.append(tensor)
+  return found
+
+
 def _check_reads(
   needed: _Reads,
   ends: List[Element],
   new: Set[tf.Operation],
-  predicate: tf.Operation,
-  gated: GatedOps,
+  predicate: Optional[tf.Operation],
+  graph: tf.Graph,
 ) -> None:
   """Raises a ValueError if one of `ends`, or an op that they need, depends on an op
   that a gate with another predicate may skip.
   """
+  gated = gated_ops(graph)
   others = {op for op, its in gated.predicates.items() if its is not predicate}
   if not others:
     return
@@ -305,15 +339,15 @@ def _check_reads(
   for reads in needed.values():
     read += reads
   outside = [op for op in read if op not in new]
-  later = tf.get_default_graph().get_operations()[gated.built_before :]
+  later = graph.get_operations()[gated.built_before :]
   skipped = _with_readers(others, _needed(outside, set(later)), gated)
   for op in outside:
     if op in skipped:
       raise ValueError(
-        "apply_gradients() must not use {} ({}), which an earlier apply_gradients() "
-        "built, or which derives from what it built: it is not computed if that step "
-        "is skipped, because it changes state, is computed in a loop, or derives from "
-        "the gradients of that step. Build it before both, or once in each.".format(
+        "A step must not use {} ({}), which an earlier apply_gradients() built, or "
+        "which derives from what it built: it is not computed if that step is skipped, "
+        "because it changes state, is computed in a loop, or derives from the "
+        "gradients of that step. Build it before both, or once in each.".format(
           op.name, op.type
         )
       )

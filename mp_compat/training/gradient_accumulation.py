@@ -16,6 +16,7 @@ from mp_compat.core import gradients
 from mp_compat.core import lineage
 from mp_compat.graph import contexts
 from mp_compat.graph import control_flow
+from mp_compat.graph import gate
 from mp_compat.graph import graphs
 from mp_compat.graph import records
 from mp_compat.training import advice
@@ -142,6 +143,7 @@ class GradientAccumulator:
         "GradientAccumulator works in graphs only. Use it in a tf.Graph or a "
         "tf.function."
       )
+    built_before = len(tf.get_default_graph().get_operations())
     part = step.prepare(grads_and_vars, self._optimizer._mp_compat_settings)
     advice.on_gradients(self._optimizer, [grad for grad, _ in part.grads_and_vars])
     window = self._window(part.grads_and_vars)
@@ -167,7 +169,9 @@ class GradientAccumulator:
     with tf.control_dependencies([initialized]):
       finite = tf.identity(part.finite)
     added = control_flow.cond(finite, add, count_overflow)
-    return tf.group(added, name=name or "accumulate")
+    accumulated = tf.group(added, name=name or "accumulate")
+    gate.check_reads([accumulated], built_before)
+    return accumulated
 
   @autograph.do_not_convert
   def mean(self) -> List[GradAndVar]:

@@ -612,6 +612,63 @@ def test_rate_that_derives_from_skipped_op_raises(built_by, derive, second):
     minimize_two(inner, make_rate, SECOND_STEPS[second])
 
 
+def rated(rate):
+  return tf.train.GradientDescentOptimizer(rate)
+
+
+def step_without_check(rate, training):
+  opt = Optimizer(rated(rate), 8.0, skip_nonfinite=False)
+  return opt.minimize(training.loss)
+
+
+def step_in_function(rate, training):
+  def build():
+    with tf.control_dependencies([step_without_check(rate, training)]):
+      return tf.constant(1.0)
+
+  return tf.function(build)()
+
+
+def checked_step_in_function(rate, training):
+  def build():
+    loss = tf.reduce_sum(training.w * training.x)
+    with tf.control_dependencies([Optimizer(rated(rate), "dynamic").minimize(loss)]):
+      return tf.constant(1.0)
+
+  return tf.function(build)()
+
+
+def micro_batch_after(rate, training):
+  opt = Optimizer(rated(0.5), "dynamic")
+  pairs = opt.compute_gradients(training.loss)
+  with tf.control_dependencies([rate]):
+    return mp_compat.GradientAccumulator(opt).add(pairs)
+
+
+def micro_batch_of(rate, training):
+  opt = Optimizer(rated(0.5), "dynamic")
+  ((grad, variable),) = opt.compute_gradients(training.loss)
+  return mp_compat.GradientAccumulator(opt).add([(rate * grad, variable)])
+
+
+@pytest.mark.parametrize(
+  "build",
+  [
+    step_without_check,
+    step_in_function,
+    checked_step_in_function,
+    micro_batch_after,
+    micro_batch_of,
+  ],
+)
+def test_what_has_no_gate_must_not_use_skipped_op(build):
+  inner = Counter(counter(), derived)
+  training = testing.Training(use_resource=True)
+  Optimizer(inner, "dynamic").minimize(training.loss)
+  with pytest.raises(ValueError, match="derives from what it built"):
+    build(tf.exp(inner.counted), training)
+
+
 def read_after(train_op, count):
   with tf.control_dependencies([train_op]):
     return count.read_value()
