@@ -446,6 +446,13 @@ def test_convert_requires_naming_scheme_or_like(tmp_path):
     )
 
 
+def test_convert_keeps_strings(tmp_path):
+  path, converted = str(tmp_path / "model"), str(tmp_path / "converted")
+  goldens.save_variables(path, {"words": [b"", b"one", b"\0two"]})
+  checkpoints.convert(path, converted, "mp_compat")
+  assert tf.train.load_variable(converted, "words").tolist() == [b"", b"one", b"\0two"]
+
+
 @pytest.mark.parametrize("dtype", [tf.qint8, tf.quint8, tf.qint32], ids=str)
 def test_convert_keeps_quantized_dtypes(dtype, tmp_path):
   numpy_dtype = {tf.qint8: np.int8, tf.quint8: np.uint8, tf.qint32: np.int32}[dtype]

@@ -1,5 +1,7 @@
 """Tests of what LossScaleStalledError says of the reason."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -235,6 +237,15 @@ REASONS = {
     "No scale makes the loss finite. If ",
     "PartitionedCall overflows, because float16 ends at 65504, or values were rounded to 0, compute it and what comes before it in float32. If nothing changes, correct its inputs.",
   ),
+  "function in float32": (
+    (
+      [1e20, 1e20],
+      tf.float32,
+      lambda: "dynamic",
+      lambda x: in_function(tf.square, two_layers(x)),
+    ),
+    "No scale makes the loss finite: look at the inputs and the learning rate.",
+  ),
   "gradient of function": (
     (
       [1.0, -1.0],
@@ -341,6 +352,30 @@ def test_overflow_of_float16_is_named(case):
   value, function, name = OVERFLOWS[case]
   text = injected(lambda h: tf.exp(function(h)), value, tf.float16).splitlines()[-1]
   assert "because float16 ends at 65504: compute {} in float32".format(name) in text
+
+
+def test_rounding_of_float32_needs_formula():
+  text = injected(lambda h: tf.log(1.0 - tf.tanh(h)), 12.0, tf.float32)
+  assert text.splitlines()[-1] == (
+    "No scale makes the loss finite: Log computes the logarithm of zero because of "
+    "rounding. Replace Tanh, sub, Log by a formula in which nothing cancels or "
+    "underflows, such as tf.nn.log_softmax for the logarithm of a softmax: in float64, "
+    "Log is finite, but not in float32."
+  )
+
+
+def underflowing(h):
+  """Returns the logarithm of 1e-4 h, which is computed in 22 products."""
+  h = 1e-4 * h
+  for factor in [0.25] * 7 + [2.0] * 14:
+    h = factor * h
+  return tf.log(h)
+
+
+def test_many_ops_are_named_by_first_and_last():
+  text = injected(underflowing, 1.0, tf.float16).splitlines()[-1]
+  ops = re.search(r"Compute the (\d+) ops from (\w+) to Log in float32", text)
+  assert int(ops.group(1)) > 8 and ops.group(2).startswith("mul_"), text
 
 
 def sigmoid_by_hand(h):
