@@ -61,7 +61,8 @@ def test_gradients_without_names_are_named_after_their_variables():
   lineage.record([named], ["a:0"])
   lineage.record([unnamed], ["gradient 0"], are_names_of_variables=False)
   variables = [tf.get_variable(name, [2]) for name in "bcd"]
-  found = lineage.trace([named * 2.0, other, unnamed * 2.0], variables=variables)
+  factor = other * other  # reads a tensor twice
+  found = lineage.trace([named * 2.0, other, factor * unnamed], variables=variables)
   assert sorted(computed.name for computed in found.computed) == ["a:0", "d:0"]
 
 
