@@ -126,6 +126,42 @@ def test_wrappers_inside_change_scaled_gradients(wrapper, after, scale):
   assert training.session.run(opt.loss_scale()) == scale
 
 
+class AsksForNames(tf.train.MomentumOptimizer):
+  """Applies the first gradient in an op that it calls as the step around it is called,
+  the others under the name that it is given.
+  """
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    first, *others = grads_and_vars
+    return tf.group(
+      super().apply_gradients([first], name="around"),
+      super().apply_gradients(others, global_step, name),
+    )
+
+
+class NamesInside(test_optimizers.Wrapper):
+  """Gives the step of its inner optimizer a name of its own."""
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    return self._inner.apply_gradients(grads_and_vars, global_step, "inside")
+
+
+def names_of_steps(wrap):
+  """Returns the names of ops after a step around another one, and of the variables."""
+  with tf.Graph().as_default():
+    x = tf.placeholder(tf.float32, [2])
+    variables = [tf.get_variable(name, [2]) for name in "ab"]
+    opt = wrap(NamesInside(wrap(AsksForNames(0.5, 0.5))))
+    opt.apply_gradients([(x, each) for each in variables], name="around")
+    names = [tf.no_op(name).name for name in ("around", "inside")]
+    return names + sorted(v.name for v in tf.global_variables())
+
+
+def test_step_inside_may_take_the_name_of_the_one_around():
+  alone = names_of_steps(lambda opt: opt)
+  assert names_of_steps(lambda opt: Optimizer(opt, 8.0)) == alone
+
+
 class AveragesGradients(tf.train.GradientDescentOptimizer):
   """Keeps moving averages of the gradients, which are named after their ops."""
 
