@@ -638,6 +638,13 @@ def checked_step_in_function(rate, training):
   return tf.function(build)()
 
 
+def checked_step_in_xla(rate, training):
+  def build():
+    return Optimizer(rated(rate), "dynamic").minimize(training.loss)
+
+  return tf.xla.experimental.compile(build)
+
+
 def micro_batch_after(rate, training):
   opt = Optimizer(rated(0.5), "dynamic")
   pairs = opt.compute_gradients(training.loss)
@@ -657,6 +664,7 @@ def micro_batch_of(rate, training):
     step_without_check,
     step_in_function,
     checked_step_in_function,
+    checked_step_in_xla,
     micro_batch_after,
     micro_batch_of,
   ],
