@@ -699,14 +699,12 @@ _ROWS = {
   "monitoring/nonfinite_ops": [
     ("explain", "operand", "recomputation.is_finite(exact)", ""),
     ("_numbers_that_round_to", "operand", "exact - difference", "exact"),
+    ("_search_rounding", "name", "min", "max"),
   ],
   "monitoring/recomputation": [
-    (
-      "Recomputation._shortest",
-      "statement",
-      "too_short = middle",
-      "long_enough = middle",
-    ),
+    ("Recomputation._first", "statement", "low = middle", "high = middle"),
+    ("Recomputation._is_function", "operand", "is_stateful", ""),
+    ("Recomputation.search", "test", "is_finite is None", "False"),
     ("_widen", "statement", "_wider_enum(attribute.type, dtype)", "pass"),
   ],
   "monitoring/remedies": [

@@ -63,8 +63,8 @@ class Explanation(NamedTuple):
     constants: The values of float16 and bfloat16 constants, by name, for each of which
       another number that rounds to it makes the result finite in float32.
     readers: The ops that the constants enter on the way to the result.
-    begin: What the ops read that were computed again, if the cause is `UNDEFINED`, and
-      the result is not finite in a wider dtype either.
+    begin: What the ops read that were computed again in float32 and in float64, if the
+      cause is `UNDEFINED`, and the result is not finite in either.
   """
 
   cause: str
@@ -133,8 +133,8 @@ def _search_rounding(again: recomputation.Recomputation, text: str) -> Explanati
   in_float64 = again.search(tf.float64)
   if in_float64.found is not None:
     return undefined._replace(finite_in="float64", ops=in_float64.found.ops)
-  longest = max(in_float32.longest, in_float64.longest, key=lambda each: len(each.ops))
-  return undefined._replace(begin=longest.begin)
+  in_both = min(in_float32.longest, in_float64.longest, key=lambda each: len(each.ops))
+  return undefined._replace(begin=in_both.begin)
 
 
 def _with_constants(

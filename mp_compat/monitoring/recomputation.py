@@ -118,32 +118,45 @@ class Recomputation:
     """Returns the shortest chain that gives a finite result in a dtype.
 
     with chains of 1, 2, 4, 8 and so on ops in a row, as long as there are more:
-      if the result is finite:
-        return the shortest one between this chain and the one before it
+      stop if the result is finite, or TensorFlow cannot compute it
+    longest = this chain, or the longest that TensorFlow can compute
+    if its result is finite:
+      return the shortest one between it and the last chain without
     """
     depth = 1
-    chain = longest = self.chain(depth)
-    while True:
-      is_finite = self.is_finite_in(dtype, chain)
-      if is_finite:
-        return Search(self._shortest(dtype, depth // 2, depth), longest=chain)
-      if is_finite is not None:
-        longest = chain
+    is_finite = self.is_finite_in(dtype, self.chain(depth))
+    while is_finite is False and self._has_more(depth):
       depth *= 2
-      longer = self.chain(depth)
-      if len(longer.ops) == len(chain.ops) or self._size(longer) > _MOST_VALUES:
-        return Search(None, longest)
-      chain = longer
+      is_finite = self.is_finite_in(dtype, self.chain(depth))
+    too_short = depth // 2
+    if is_finite is None:
+      depth = self._first(dtype, too_short, depth, is_finite=None) - 1
+      is_finite = self.is_finite_in(dtype, self.chain(depth))
+    longest = self.chain(depth)
+    if not is_finite:
+      return Search(None, longest)
+    shortest = self._first(dtype, too_short, depth, is_finite=True)
+    return Search(self.chain(shortest), longest)
 
-  def _shortest(self, dtype: tf.DType, too_short: int, long_enough: int) -> Chain:
-    """Returns the shortest chain with a finite result, between two depths."""
-    while long_enough - too_short > 1:
-      middle = (too_short + long_enough) // 2
-      if self.is_finite_in(dtype, self.chain(middle)):
-        long_enough = middle
+  def _has_more(self, depth: int) -> bool:
+    """Returns whether a chain can be twice as long; not if it has too many values."""
+    longer = self.chain(2 * depth)
+    is_longer = len(longer.ops) > len(self.chain(depth).ops)
+    return is_longer and self._size(longer) <= _MOST_VALUES
+
+  def _first(
+    self, dtype: tf.DType, low: int, high: int, is_finite: Optional[bool]
+  ) -> int:
+    """Returns the smallest depth above `low` with a result of `is_finite_in`, which it
+    is at `high`.
+    """
+    while high - low > 1:
+      middle = (low + high) // 2
+      if self.is_finite_in(dtype, self.chain(middle)) is is_finite:
+        high = middle
       else:
-        too_short = middle
-    return self.chain(long_enough)
+        low = middle
+    return high
 
   def _size(self, chain: Chain) -> int:
     """Returns the number of values that a chain computes."""
@@ -168,15 +181,13 @@ class Recomputation:
       chain: the ops to compute again.
 
     Returns:
-      The values; None if a value is missing, or TensorFlow has no such kernel.
+      The values; None if TensorFlow has no such kernel.
     """
     inputs: Dict[str, tf.Tensor] = {}
     feeds: Dict[tf.Tensor, np.ndarray] = {}
     with tf.Graph().as_default():
       for tensor in chain.begin:
-        values = self.value_of(tensor)
-        if values is None:
-          return None
+        values = self._fetched[contexts.tensor_key(tensor)]
         wide = _wider(tensor.dtype.base_dtype, dtype)
         placeholder = tf.placeholder(wide, np.shape(values))
         inputs[tensor.name] = placeholder

@@ -84,6 +84,26 @@ def through_casts(h, wide):
   return tf.log(wide(tf.cast(softmax, h.dtype)) if wide is as_it_is else softmax)
 
 
+def with_python_function(h, wide):
+  """Returns the logarithm of a softmax, with a factor of one from a Python function."""
+  h = wide(h)
+  one = tf.py_func(np.ones_like, [h], h.dtype)
+  one.set_shape(h.shape)
+  return tf.log(tf.nn.softmax(h) * one)
+
+
+def after_normalization(function):
+  """Returns a function of a batch normalization, which has no kernel for float64."""
+
+  def normalized(h, _):
+    image = tf.cast(tf.reshape(h, [1, 1, 1, 2]), tf.float32)
+    offset = tf.constant([12.0, 0.0])
+    result, _, _ = tf.nn.fused_batch_norm(image, tf.ones([2]), offset, name="norm")
+    return function(result)
+
+  return normalized
+
+
 def in_branch(h, wide):
   return tf.cond(
     tf.placeholder_with_default(True, []),
@@ -195,6 +215,22 @@ MISTAKES = {
     (20.0, -20.0), log_softmax_by_hand, ROUNDED.format("Exp, Sum, truediv, Log")
   ),
   "casts": Mistake((20.0, -20.0), through_casts, ", Log in float32: "),
+  "Python function": Mistake(
+    (20.0, -20.0), with_python_function, ROUNDED.format("Softmax, mul_1, Log")
+  ),
+  "no kernel in float64": Mistake(
+    (1.0, 2.0),
+    after_normalization(tf.log),
+    ": Log computes the logarithm of zero. Computed in a wider dtype from "
+    "norm on, it is not finite either. Compute what comes before ",
+    NO_REMEDY,
+  ),
+  "no kernel before": Mistake(
+    (1.0, 2.0),
+    after_normalization(lambda h: tf.log(1.0 - tf.tanh(h))),
+    "Replace Tanh, sub, Log " + FORMULA,
+    after_normalization(lambda h: np.log(2.0) + tf.log_sigmoid(-2.0 * h)),
+  ),
   "branch": Mistake((20.0, -20.0), in_branch, ROUNDED.format("cond/Softmax, cond/Log")),
   "power beyond float32": Mistake(
     (2e4, 1.0),
@@ -257,12 +293,15 @@ MISTAKES = {
   ),
 }
 DEFAULT = [
+  "Python function",
   "clipped probability",
   "difference from one",
   "exponential beyond float32",
   "log of softmax",
   "log of zeros and epsilon",
   "logarithm of zero",
+  "no kernel before",
+  "no kernel in float64",
   "quotient by norm",
   "root of small squares",
 ]

@@ -342,6 +342,38 @@ def test_first_record_not_finite_is_logged(lines, tmp_path):
 
 
 @pytest.mark.usefixtures("graph")
+@pytest.mark.parametrize("scale", [0.0, np.inf])
+def test_unusable_loss_scale_gives_no_advice(scale, lines, tmp_path):
+  """The first record, of a skipped step, tells nothing of the values."""
+
+  class FedLossScale(mp_compat.LossScale):
+    """A loss scale that a run can feed."""
+
+    fed = tf.placeholder_with_default(8.0, [])
+
+    def __call__(self):
+      return self.fed
+
+    def update(self, grads):
+      del grads
+      return tf.no_op(), tf.constant(True)
+
+    def get_config(self):
+      return {}
+
+  training, loss_scale = Training(), FedLossScale()
+  opt = Optimizer(sgd(), loss_scale)
+  train_op = opt.minimize(training.loss, training.global_step)
+  hook = mp_compat.GradientRangesHook(opt, 1, str(tmp_path))
+  with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+    sess.run(train_op, {training.x: FINITE, loss_scale.fed: scale})
+    assert not [line for line in lines if "Gradient ranges" in line]
+    sess.run(train_op, {training.x: FINITE})
+  (line,) = [line for line in lines if "Gradient ranges" in line]
+  assert " at step 1: No loss scaling is needed." in line
+
+
+@pytest.mark.usefixtures("graph")
 def test_float32_program_gets_advice(tmp_path):
   """Its gradients are far below float16's range."""
   tf.set_random_seed(0)
