@@ -254,11 +254,9 @@ def _pairs(reference: Variables, variables: Variables, state: bool) -> _Pairs:
   the scopes and numbers in the names of those that an optimizer creates when it applies
   gradients, so that one name can be that of two optimizers' variables.
   """
-  theirs = _counted(reference, state)
-  ours = _counted(variables, state)
-  their_kinds = _by_kind(reference, theirs)
+  their_kinds = _by_kind(reference)
   matched: Dict[str, str] = {}
-  for kind, names in _by_kind(variables, ours).items():
+  for kind, names in _by_kind(variables).items():
     others = their_kinds.get(kind, [])
     sources = names
     if len(others) == len(names) and set(others) != set(names):
@@ -266,27 +264,24 @@ def _pairs(reference: Variables, variables: Variables, state: bool) -> _Pairs:
     for name, source in zip(names, sources):
       if source in others:
         matched[name] = source
-  pairs: _Pairs = [(matched.get(name), name) for name in ours]
-  missing = set(theirs) - set(matched.values())
+  pairs: _Pairs = [(matched.get(name), name) for name in variables.shapes]
+  missing = set(reference.shapes) - set(matched.values())
   pairs += [(name, None) for name in sorted(missing)]
-  return pairs
-
-
-def _counted(variables: Variables, state: bool) -> List[str]:
-  """Returns the names of variables in the order of creation; with those of loss scales
-  if `state`.
-  """
   if state:
-    return list(variables.shapes)
-  return [name for name in variables.shapes if name not in variables.state]
+    return pairs
+  # One graph can know that a variable is a loss scale's, and the other not.
+  without_state: _Pairs = []
+  for one, two in pairs:
+    if one not in reference.state and two not in variables.state:
+      without_state.append((one, two))
+  return without_state
 
 
-def _by_kind(variables: Variables, names: List[str]) -> Dict[_Kind, List[str]]:
-  """Returns `names` by kind, each in their order."""
+def _by_kind(variables: Variables) -> Dict[_Kind, List[str]]:
+  """Returns the names of variables by kind, each in the order of creation."""
   kinds: Dict[_Kind, List[str]] = {}
-  for name in names:
+  for name, shape in variables.shapes.items():
     _, _, last_part = name.rpartition("/")
     stem = re.sub(r"_\d+$", "", last_part)
-    shape = tuple(variables.shapes[name])
-    kinds.setdefault((stem, shape), []).append(name)
+    kinds.setdefault((stem, tuple(shape)), []).append(name)
   return kinds
