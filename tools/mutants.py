@@ -699,17 +699,26 @@ _ROWS = {
   "monitoring/nonfinite_ops": [
     ("explain", "operand", "recomputation.is_finite(exact)", ""),
     ("_numbers_that_round_to", "operand", "exact - difference", "exact"),
-    ("_search_rounding", "name", "min", "max"),
+    ("_with_constants", "test", "len(np.unique(value)) != 1", "np.size(value) != 1"),
   ],
   "monitoring/recomputation": [
     ("Recomputation._first", "statement", "low = middle", "high = middle"),
     ("Recomputation._is_function", "operand", "is_stateful", ""),
-    ("Recomputation.search", "test", "is_finite is None", "False"),
+    (
+      "Recomputation.search",
+      "test",
+      "self.is_finite_in(dtype, self.chain(last)) is None",
+      "False",
+    ),
+    ("Recomputation.search", "test", "not self.is_finite_in(dtype, longest)", "False"),
     ("_widen", "statement", "_wider_enum(attribute.type, dtype)", "pass"),
   ],
   "monitoring/remedies": [
     ("_about_overflow", "operand", "_LARGEST_FLOAT32", ""),
     ("_names_of_ops", "operand", "computing - failure.backward", ""),
+    ("_about_undefined", "test", "each.op not in failure.backward", "True"),
+    ("_inputs", "test", "tensor.op.type in _OF_SHAPES", "False"),
+    ("_is_result", "operand", "not is_variable", ""),
   ],
   "monitoring/step_counter": [
     ("StepCounter.must_write", "operand", "_changes", ""),

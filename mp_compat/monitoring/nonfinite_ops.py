@@ -13,13 +13,14 @@ from mp_compat.monitoring import recomputation
 
 # How many ops in a row before an op may have read a constant that decides.
 _NEAR = 8
+# The most of them to try, each with computations of its own.
+_MOST_CONSTANTS = 16
 
 # What ops do whose exact result is not finite, if an input is 0, or otherwise.
 _AT_ZERO = {
   "Div": "divides by zero",
   "Inv": "divides by zero",
   "Log": "computes the logarithm of zero",
-  "Pow": "computes a power of zero that is not finite",
   "RealDiv": "divides by zero",
   "Reciprocal": "divides by zero",
   "ReciprocalGrad": "divides by zero",
@@ -34,6 +35,7 @@ _ELSEWHERE = {
   "Atanh": "computes an inverse hyperbolic tangent outside of (-1, 1)",
   "Log": "computes the logarithm of a negative number",
   "Log1p": "computes the logarithm of zero or of a negative number",
+  "Pow": "computes a power of zero or of a negative number",
   "Rsqrt": "computes the root of a negative number",
   "Sqrt": "computes the root of a negative number",
 }
@@ -63,8 +65,8 @@ class Explanation(NamedTuple):
     constants: The values of float16 and bfloat16 constants, by name, for each of which
       another number that rounds to it makes the result finite in float32.
     readers: The ops that the constants enter on the way to the result.
-    begin: What the ops read that were computed again in float32 and in float64, if the
-      cause is `UNDEFINED`, and the result is not finite in either.
+    begin: What the ops read that were computed again in float32, if the cause is
+      `UNDEFINED`, and the result is not finite then.
   """
 
   cause: str
@@ -133,8 +135,7 @@ def _search_rounding(again: recomputation.Recomputation, text: str) -> Explanati
   in_float64 = again.search(tf.float64)
   if in_float64.found is not None:
     return undefined._replace(finite_in="float64", ops=in_float64.found.ops)
-  in_both = min(in_float32.longest, in_float64.longest, key=lambda each: len(each.ops))
-  return undefined._replace(begin=in_both.begin)
+  return undefined._replace(begin=in_float32.longest.begin)
 
 
 def _with_constants(
@@ -148,13 +149,14 @@ def _with_constants(
   near = again.chain(_NEAR)
   constants: Dict[str, float] = {}
   decisive = []
-  for constant in near.begin:
+  candidates = [tensor for tensor in near.begin if tensor.op.type == "Const"]
+  for constant in candidates[:_MOST_CONSTANTS]:
     value = again.value_of(constant)
-    if value is None or constant.op.type != "Const" or np.size(value) != 1:
+    if len(np.unique(value)) != 1:
       continue
     for number in _numbers_that_round_to(constant, value):
       if again.with_value(constant, number).is_finite_in(tf.float32, near):
-        constants[constant.op.name] = float(value)
+        constants[constant.op.name] = float(np.ravel(value)[0])
         decisive.append(constant)
   read_by = dataflow.readers([near.ops[0].outputs[0]])
   derived = {tensor.op for tensor in dataflow.descendants(read_by, decisive).values()}

@@ -115,27 +115,26 @@ class Recomputation:
     return _has_floating(op.inputs) and _has_floating(op.outputs)
 
   def search(self, dtype: tf.DType) -> Search:
-    """Returns the shortest chain that gives a finite result in a dtype.
+    """Returns the shortest chain that gives a finite result in a dtype, if the longest
+    does; a result of a shorter one alone mixes values with roundings of the same.
 
-    with chains of 1, 2, 4, 8 and so on ops in a row, as long as there are more:
-      stop if the result is finite, or TensorFlow cannot compute it
-    longest = this chain, or the longest that TensorFlow can compute
+    longest = the longest chain that TensorFlow can compute
     if its result is finite:
-      return the shortest one between it and the last chain without
+      with chains of 1, 2, 4, 8 and so on ops in a row, until the result is finite:
+        the shortest is between this chain and the one before it
     """
-    depth = 1
-    is_finite = self.is_finite_in(dtype, self.chain(depth))
-    while is_finite is False and self._has_more(depth):
-      depth *= 2
-      is_finite = self.is_finite_in(dtype, self.chain(depth))
-    too_short = depth // 2
-    if is_finite is None:
-      depth = self._first(dtype, too_short, depth, is_finite=None) - 1
-      is_finite = self.is_finite_in(dtype, self.chain(depth))
-    longest = self.chain(depth)
-    if not is_finite:
+    last = 1
+    while self._has_more(last):
+      last *= 2
+    if self.is_finite_in(dtype, self.chain(last)) is None:
+      last = self._first(dtype, 0, last, is_finite=None) - 1
+    longest = self.chain(last)
+    if not self.is_finite_in(dtype, longest):
       return Search(None, longest)
-    shortest = self._first(dtype, too_short, depth, is_finite=True)
+    depth = 1
+    while depth < last and not self.is_finite_in(dtype, self.chain(depth)):
+      depth *= 2
+    shortest = self._first(dtype, depth // 2, min(depth, last), is_finite=True)
     return Search(self.chain(shortest), longest)
 
   def _has_more(self, depth: int) -> bool:

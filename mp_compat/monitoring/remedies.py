@@ -6,12 +6,14 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
 import numpy as np
 
 from mp_compat._tensorflow import tf
+from mp_compat.graph import contexts
 from mp_compat.monitoring import dataflow
 from mp_compat.monitoring import nonfinite_ops
 from mp_compat.monitoring import range_history
 
 _MOST_NAMED = 8
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_OF_SHAPES = frozenset(["Rank", "Shape", "ShapeN", "Size"])
 _ENDS = {"float16": "65504", "bfloat16": "3.39e38"}
 
 
@@ -54,17 +56,21 @@ def on_forward(failure: Failure, result: str) -> str:
     return text.format(result, ": " + _other_process(failure.name))
   if cause == nonfinite_ops.OVERFLOW:
     return text.format(result, _about_overflow(failure))
-  if failure.tensor.dtype != tf.float16:
-    return text.format(result, _LOOK_AT_INPUTS)
-  return text.format(
-    result,
-    ". If {} overflows, because float16 ends at 65504, or values were rounded to 0, "
-    "compute it and what comes before it in float32. If nothing changes, correct its "
-    "inputs.".format(failure.name),
-  )
+  remedy = _ROUNDED_BEFORE
+  if failure.tensor.dtype == tf.float16:
+    remedy = _ROUNDED
+  return text.format(result, remedy.format(failure.name))
 
 
-_LOOK_AT_INPUTS = ": look at the inputs and the learning rate."
+_ROUNDED = (
+  ". If {} overflows, because float16 ends at 65504, or values were rounded to 0, "
+  "compute it and what comes before it in float32. If nothing changes, correct its "
+  "inputs."
+)
+_ROUNDED_BEFORE = (
+  ". If values are rounded to float16 before {}, compute them in float32. If nothing "
+  "changes, look at the inputs and the learning rate."
+)
 _EITHER = "{} overflows in {} or has no finite gradient, as tf.sqrt at 0."
 
 
@@ -171,7 +177,8 @@ def _about_undefined(failure: Failure, correct: str) -> str:
         fact, _narrow(explanation.ops), ops, failure.name
       )
     )
-  results = _names_of_tensors(filter(_is_result, explanation.begin))
+  forward = [each for each in explanation.begin if each.op not in failure.backward]
+  results = _names_of_tensors(filter(_is_result, forward))
   otherwise = correct
   if explanation.finite_in == "float64":
     otherwise = (
@@ -181,7 +188,7 @@ def _about_undefined(failure: Failure, correct: str) -> str:
     )
   elif results:
     otherwise = (
-      "compute what comes before {} in float32, too. If nothing changes, {}".format(
+      "compute {} and what comes before in float32, too. If nothing changes, {}".format(
         range_history.enumeration(results, 3), correct
       )
     )
@@ -202,10 +209,8 @@ def _about_undefined(failure: Failure, correct: str) -> str:
   otherwise = otherwise[0].upper() + otherwise[1:]
   if explanation.finite_in == "float64":
     return "{} because of rounding. {}".format(fact, otherwise)
-  begin = _names_of_tensors(explanation.begin)
-  text = "{}{}. Computed in a wider dtype{}, it is not finite either. {}"
-  return text.format(
-    "" if results else ", nor does another dtype",
+  begin = _names_of_tensors(filter(_is_rounded, explanation.begin))
+  return "{}. Computed in a wider dtype{}, it is not finite either. {}".format(
     fact,
     " from {} on".format(range_history.enumeration(begin, 3)) if begin else "",
     otherwise,
@@ -226,22 +231,35 @@ def _names_of_ops(ops: Sequence[tf.Operation], failure: Failure) -> str:
 
 
 def _names_of_tensors(tensors: Iterable[tf.Tensor]) -> List[str]:
-  """Returns the names of floating-point tensors that are no constants, each once."""
+  """Returns the names of what computes tensors, or of the variables, each once."""
   names = []
   for tensor in tensors:
-    if tensor.dtype.is_floating and tensor.op.type != "Const":
-      names.append(dataflow.variable_read_by(tensor.op) or tensor.op.name)
+    names.append(dataflow.variable_read_by(tensor.op) or tensor.op.name)
   return list(dict.fromkeys(names))
 
 
-def _is_result(tensor: tf.Tensor) -> bool:
-  """Returns whether a tensor may have been computed from others that were rounded: it
-  is no variable, and does not depend on integers alone, as a random number does.
+def _is_rounded(tensor: tf.Tensor) -> bool:
+  """Returns whether the values of a tensor are rounded, or depend on values that are,
+  as a mask does; those of constants and shapes do not.
   """
-  if dataflow.variable_read_by(tensor.op) is not None:
+  if tensor.op.type == "Const":
     return False
-  dtypes = {value.dtype.base_dtype for value in tensor.op.inputs}
-  return not all(dtype.is_integer or dtype.is_bool for dtype in dtypes)
+  return any(each.dtype.is_floating for each in contexts.search_back([tensor], _inputs))
+
+
+def _inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
+  """Returns the inputs on whose values those of a tensor depend."""
+  if tensor.op.type in _OF_SHAPES:
+    return []
+  return contexts.tensor_inputs(tensor)
+
+
+def _is_result(tensor: tf.Tensor) -> bool:
+  """Returns whether the values of a tensor would be others in a wider dtype: it is
+  computed, and no variable.
+  """
+  is_variable = dataflow.variable_read_by(tensor.op) is not None
+  return len(tensor.op.inputs) > 0 and not is_variable and _is_rounded(tensor)
 
 
 def _narrow(ops: Sequence[tf.Operation]) -> str:

@@ -104,6 +104,31 @@ def after_normalization(function):
   return normalized
 
 
+def mean_of_selected(h, wide):
+  """Returns the mean of the values above zero: 0 / 0 if all are rounded to 0."""
+  h = wide(h)
+  mask = tf.cast(h > 0.0, h.dtype)
+  return tf.reduce_sum(h * mask) / tf.reduce_sum(mask)
+
+
+def by_distance_from_largest(h, wide):
+  """Returns a quotient by a difference of equal numbers, in every dtype."""
+  y = tf.sigmoid(wide(h))
+  return y / (y - tf.reduce_max(tf.abs(y)))
+
+
+def by_difference_of_sizes(h, wide):
+  h = wide(h)
+  one, other = [tf.size(tf.zeros([size])) for size in (2049, 2048)]
+  return h / (tf.cast(one, h.dtype) - tf.cast(other, h.dtype))
+
+
+def local_response(h, wide):
+  """Returns a local response normalization, which has no kernel for float64."""
+  image = tf.cast(tf.reshape(wide(h), [1, 1, 1, 2]), tf.float32)
+  return tf.nn.lrn(image, bias=0.0, alpha=1.0, beta=0.5)
+
+
 def in_branch(h, wide):
   return tf.cond(
     tf.placeholder_with_default(True, []),
@@ -148,7 +173,7 @@ def selected_twice(h, wide):
 ROUNDED = " because of rounding to float16. Compute {} in float32: "
 CONSTANT = " a constant stands for every number that rounds to it: {}."
 FORMULA = "by a formula in which nothing cancels or underflows"
-NO_DTYPE = ", nor does another dtype: {}. Computed in a wider dtype from "
+NO_DTYPE = ": {}. Computed in a wider dtype from Placeholder, w on, it is not finite either. Corr"
 TOO_LARGE = "because float16 ends at 65504: compute {} in float32"
 
 MISTAKES = {
@@ -221,8 +246,7 @@ MISTAKES = {
   "no kernel in float64": Mistake(
     (1.0, 2.0),
     after_normalization(tf.log),
-    ": Log computes the logarithm of zero. Computed in a wider dtype from "
-    "norm on, it is not finite either. Compute what comes before ",
+    NO_DTYPE.format("Log computes the logarithm of zero"),
     NO_REMEDY,
   ),
   "no kernel before": Mistake(
@@ -230,6 +254,46 @@ MISTAKES = {
     after_normalization(lambda h: tf.log(1.0 - tf.tanh(h))),
     "Replace Tanh, sub, Log " + FORMULA,
     after_normalization(lambda h: np.log(2.0) + tf.log_sigmoid(-2.0 * h)),
+  ),
+  "shape of values": Mistake(
+    (0.0, 1.0),
+    lambda h, wide: tf.log(tf.reshape(wide(h), tf.raw_ops.Shape(input=h))),
+    NO_DTYPE.format("Log computes the logarithm of zero"),
+    NO_REMEDY,
+  ),
+  "mask of rounded values": Mistake(
+    (1e-9, 1e-9),
+    mean_of_selected,
+    "Compute Cast_2 and what comes before in float32, too. If nothing changes, ",
+    lambda h, wide: tf.reduce_mean(h),
+  ),
+  "equal numbers": Mistake(
+    (0.1, 0.1),
+    by_distance_from_largest,
+    NO_DTYPE.format("truediv divides by zero"),
+    NO_REMEDY,
+  ),
+  "rounded integers": Mistake(
+    (1.0, 1.0), by_difference_of_sizes, "Compute Cast_2, Cast_3 and what comes before "
+  ),
+  "constants of a vector": Mistake(
+    (0.0, 0.0),
+    lambda h, wide: tf.sqrt(
+      tf.square(wide(h)) + tf.constant([1e-12] * 2, wide(h).dtype)
+    ),
+    CONSTANT.format("Const is 0"),
+  ),
+  "power of a negative number": Mistake(
+    (-1.0, 0.0),
+    lambda h, wide: tf.pow(wide(h), 0.5),
+    NO_DTYPE.format("Pow computes a power of zero or of a negative number"),
+    NO_REMEDY,
+  ),
+  "only kernel in float32": Mistake(
+    (1e-8, 1e-8),
+    local_response,
+    ". If values are rounded to float16 before LRN, compute them in float32. If nothi",
+    lambda h, wide: h,
   ),
   "branch": Mistake((20.0, -20.0), in_branch, ROUNDED.format("cond/Softmax, cond/Log")),
   "power beyond float32": Mistake(
@@ -268,9 +332,14 @@ MISTAKES = {
   "root at zero": Mistake(
     (0.0, 1.0),
     lambda h, wide: tf.sqrt(wide(h)),
-    NO_DTYPE.format(
-      "gradients/Sqrt_grad/SqrtGrad computes the gradient of a root at zero"
-    ),
+    ": gradients/Sqrt_grad/SqrtGrad computes the gradient of a root at zero. Computed "
+    "in a wider dtype from Placeholder, w, current_loss_scale on, it is not finite eit",
+    NO_REMEDY,
+  ),
+  "root before a function": Mistake(
+    (0.0, 1.0),
+    lambda h, wide: tf.function(tf.exp)(tf.sqrt(wide(h))),
+    "it is not finite either. Keep the input of the op whose gradient it is away from ",
     NO_REMEDY,
   ),
   "selected": Mistake((0.0, 1.0), selected, "divides by zero", selected_twice),
@@ -294,6 +363,9 @@ MISTAKES = {
 }
 DEFAULT = [
   "Python function",
+  "constants of a vector",
+  "equal numbers",
+  "mask of rounded values",
   "clipped probability",
   "difference from one",
   "exponential beyond float32",
@@ -303,7 +375,9 @@ DEFAULT = [
   "no kernel before",
   "no kernel in float64",
   "quotient by norm",
+  "root before a function",
   "root of small squares",
+  "shape of values",
 ]
 
 
