@@ -698,8 +698,8 @@ _ROWS = {
   ],
   "monitoring/nonfinite_ops": [
     ("explain", "operand", "recomputation.is_finite(exact)", ""),
-    ("_numbers_that_round_to", "operand", "exact - difference", "exact"),
-    ("_with_constants", "test", "len(np.unique(value)) != 1", "np.size(value) != 1"),
+    ("_numbers_that_round_to", "operand", "values - difference", "values"),
+    ("_with_constants", "test", "len(set(values.flat)) != 1", "values.size != 1"),
   ],
   "monitoring/recomputation": [
     ("Recomputation._first", "statement", "low = middle", "high = middle"),

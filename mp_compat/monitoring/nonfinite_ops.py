@@ -149,14 +149,13 @@ def _with_constants(
   near = again.chain(_NEAR)
   constants: Dict[str, float] = {}
   decisive = []
-  candidates = [tensor for tensor in near.begin if tensor.op.type == "Const"]
-  for constant in candidates[:_MOST_CONSTANTS]:
-    value = again.value_of(constant)
-    if len(np.unique(value)) != 1:
+  for constant in list(filter(_is_rounded_constant, near.begin))[:_MOST_CONSTANTS]:
+    values = np.asarray(again.value_of(constant)).astype(np.float64)
+    if len(set(values.flat)) != 1:
       continue
-    for number in _numbers_that_round_to(constant, value):
-      if again.with_value(constant, number).is_finite_in(tf.float32, near):
-        constants[constant.op.name] = float(np.ravel(value)[0])
+    for numbers in _numbers_that_round_to(constant.dtype.base_dtype, values):
+      if again.with_value(constant, numbers).is_finite_in(tf.float32, near):
+        constants[constant.op.name] = float(values.flat[0])
         decisive.append(constant)
   read_by = dataflow.readers([near.ops[0].outputs[0]])
   derived = {tensor.op for tensor in dataflow.descendants(read_by, decisive).values()}
@@ -164,17 +163,17 @@ def _with_constants(
   return undefined._replace(constants=constants, readers=readers)
 
 
-def _numbers_that_round_to(constant: tf.Tensor, value: np.ndarray) -> List[np.ndarray]:
-  """Returns a larger and a smaller number than a constant that its dtype does not
-  distinguish from it; [] if that is float32.
+def _is_rounded_constant(tensor: tf.Tensor) -> bool:
+  return tensor.op.type == "Const" and tensor.dtype.base_dtype in _INDISTINCT
+
+
+def _numbers_that_round_to(dtype: tf.DType, values: np.ndarray) -> List[np.ndarray]:
+  """Returns larger and smaller numbers than `values`, float64, that a dtype of
+  `_INDISTINCT` does not distinguish from them.
   """
-  dtype = constant.dtype.base_dtype
-  if dtype not in _INDISTINCT:
-    return []
   relative, of_zero = _INDISTINCT[dtype]
-  exact = np.asarray(value).astype(np.float64)
-  difference = np.where(exact == 0, of_zero, relative * np.abs(exact))
-  return [exact + difference, exact - difference]
+  difference = np.where(values == 0, of_zero, relative * np.abs(values))
+  return [values + difference, values - difference]
 
 
 def _describe(op_type: str, inputs: Sequence[np.ndarray]) -> str:
