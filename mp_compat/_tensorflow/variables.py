@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates variables of one replica; finds the local copies and the slices of
-variables.
+"""Creates variables of one replica; tells which variables are slots, and slices of
+others.
 """
 
-from typing import Any, Optional, Set, Tuple
+from typing import Any, Optional, Set
 
 from tensorflow.core.framework import variable_pb2
 
@@ -17,16 +17,6 @@ def replica_variable(*args: object, **kwargs: object) -> tf.Variable:
   from tensorflow.python.ops import resource_variable_ops
 
   return resource_variable_ops.ResourceVariable(*args, **kwargs)
-
-
-def local_copies(variable: tf.Variable) -> Tuple[tf.Variable, ...]:
-  """Returns the copies of a variable on the local devices of its strategy; without a
-  strategy, the variable itself.
-  """
-  strategy = getattr(variable, "distribute_strategy", None)
-  if strategy is None:
-    strategy = tf.distribute.get_strategy()
-  return strategy.experimental_local_results(variable)
 
 
 def is_made_by_get_variable(variable: tf.Variable) -> bool:
