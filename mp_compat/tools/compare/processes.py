@@ -146,10 +146,11 @@ def _locked(folder: str) -> Iterator[None]:
   Raises a BlockingIOError if another process holds it. Does nothing on systems, and
   file systems, without such locks.
   """
-  if os.name != "posix":
+  try:
+    import fcntl
+  except ImportError:
     yield
     return
-  import fcntl
 
   descriptor = os.open(folder, os.O_RDONLY)
   try:

@@ -1,5 +1,7 @@
 """Tests of `python -m mp_compat compare`, with real programs in real processes."""
 
+import errno
+import fcntl
 import glob
 import json
 import os
@@ -661,6 +663,26 @@ def test_folders_are_put_back_after_errors(tmp_path):
     raise RuntimeError
   assert (existing / "inner" / "file").read_text() == "before"
   assert os.listdir(str(tmp_path)) == ["existing"]
+
+
+@pytest.mark.parametrize("lacking", ["system", "file system"])
+def test_folders_are_put_back_without_locks(lacking, tmp_path, monkeypatch):
+  (tmp_path / "folder").mkdir()
+  (tmp_path / "folder" / "file").write_text("before")
+
+  def fail(descriptor, operation):
+    del descriptor, operation
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+  if lacking == "system":
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+  else:
+    monkeypatch.setattr(fcntl, "flock", fail)
+  with processes.kept([str(tmp_path / "folder")]) as copy_back:
+    copy_back()
+    (tmp_path / "folder" / "file").write_text("changed")
+  assert (tmp_path / "folder" / "file").read_text() == "before"
+  assert os.listdir(str(tmp_path)) == ["folder"]
 
 
 def test_folders_of_running_comparisons_stay(tmp_path):

@@ -1,6 +1,7 @@
 """Tests of programs whose loss scaling `compare` turns off."""
 
 import mp_compat
+from mp_compat._tensorflow import log
 from mp_compat.tools.compare import loss_scaling
 from mp_compat.training import step
 from tests import testing
@@ -25,3 +26,12 @@ def test_steps_that_are_always_applied_may_read_gradients_of_each_other(monkeypa
     with testing.initialized_session() as sess:
       sess.run(train_op, {x: [2.0]})
       assert sess.run([v, w]) == [[-1.0], [0.0]]
+
+
+def test_warnings_are_noted_as_they_are_logged(monkeypatch):
+  noted = []
+  monkeypatch.setattr(log, "warn", log.warn)
+  loss_scaling._observe_warnings(lambda **notes: noted.append(notes["warnings"]))
+  log.warn("%s has %d%% zeros.", "w", 50)
+  log.warn("100% are.")
+  assert noted == [["w has 50% zeros."], ["100% are.", "w has 50% zeros."]]

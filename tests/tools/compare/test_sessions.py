@@ -51,6 +51,10 @@ def _recorded():
     cls.apply_gradients = apply
 
 
+# Runs Python functions in the thread of the caller, where their coverage is measured.
+SAME_THREAD = tf.RunOptions(inter_op_thread_pool=-1)
+
+
 def effects(*elements, fed=()):
   """Returns the variables that a run may change, those that have gradients in it, and
   the decisions of its steps.
@@ -290,9 +294,53 @@ def test_steps_in_control_flow_tell_decisions(graph):
       (1, False, {False}),
       (-1, True, set()),
     ]:
-      sess.run(op, {x: value, apply: decided})
+      sess.run(op, {x: value, apply: decided}, options=SAME_THREAD)
       executions = steps.take_executions(found.steps, {})
       assert {each.applied for each in executions if each.is_scaled} == expected
+
+
+class Outer(Scaled):
+  """Calls an optimizer with a loss scale in a branch, which another one decides on."""
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    inner = tf.train.GradientDescentOptimizer(0.1)
+    inner = Scaled(self._scale, self._apply)
+    return tf.cond(
+      tf.placeholder_with_default(True, []),
+      lambda: tf.group(inner.apply_gradients(grads_and_vars)),
+      tf.no_op,
+    )
+
+
+@pytest.mark.usefixtures("control_flow")
+def test_decisions_of_branches_inside_are_not_known(graph):
+  """The mark of the step around them cannot read them."""
+  apply = tf.placeholder(tf.bool, [])
+  x = tf.placeholder(tf.float32, [])
+  with tf.variable_scope("", use_resource=True):
+    w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+
+  class Inner(Scale):
+    def update(self, apply):
+      return super().update(tf.identity(apply))
+
+  step_building.observe_decisions(Inner, "update", lambda _, result: [result[1]])
+
+  def train():
+    return tf.group(Outer(Inner(), apply).minimize(x * w))
+
+  op = tf.cond(x > 0.0, train, tf.no_op)
+  found = run_effects.effects_of(graph, [op])
+  with tf.Session() as sess:
+    sess.run(w.initializer)
+    for decided in (True, False):
+      sess.run(op, {x: 1.0, apply: decided}, options=SAME_THREAD)
+      executions = steps.take_executions(found.steps, {})
+      inner_applied, outer_applied = [
+        {each.applied for each in executions if len(each.decisions) == count}
+        for count in (0, 1)
+      ]
+      assert (inner_applied, outer_applied) == (0, 0), executions
 
 
 @pytest.mark.usefixtures("control_flow")
