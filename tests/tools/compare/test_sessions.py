@@ -4,13 +4,16 @@ change, and how these are read.
 
 import numpy as np
 import pytest
+from tensorflow.core.protobuf import config_pb2
 
 import mp_compat
 from mp_compat._tensorflow import trackable
+from mp_compat.tools.compare import loss_scaling
 from mp_compat.tools.compare import run_effects
 from mp_compat.tools.compare import sessions
 from mp_compat.tools.compare import step_building
 from mp_compat.tools.compare import steps
+from mp_compat.training import step
 from tests import testing
 from tests.testing import tf
 
@@ -300,10 +303,9 @@ def test_steps_in_control_flow_tell_decisions(graph):
 
 
 class Outer(Scaled):
-  """Calls an optimizer with a loss scale in a branch, which another one decides on."""
+  """Calls an optimizer with a loss scale in a branch."""
 
   def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    inner = tf.train.GradientDescentOptimizer(0.1)
     inner = Scaled(self._scale, self._apply)
     return tf.cond(
       tf.placeholder_with_default(True, []),
@@ -312,35 +314,75 @@ class Outer(Scaled):
     )
 
 
+class Copied(Scale):
+  """A loss scale that decides with an op of the branch in which it is called."""
+
+  def update(self, apply):
+    return None, tf.identity(apply)
+
+
 @pytest.mark.usefixtures("control_flow")
-def test_decisions_of_branches_inside_are_not_known(graph):
-  """The mark of the step around them cannot read them."""
+def test_marks_read_no_decisions_of_branches_inside(graph):
+  step_building.observe_decisions(Copied, "update", lambda _, result: [result[1]])
   apply = tf.placeholder(tf.bool, [])
   x = tf.placeholder(tf.float32, [])
   with tf.variable_scope("", use_resource=True):
     w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
 
-  class Inner(Scale):
-    def update(self, apply):
-      return super().update(tf.identity(apply))
-
-  step_building.observe_decisions(Inner, "update", lambda _, result: [result[1]])
-
   def train():
-    return tf.group(Outer(Inner(), apply).minimize(x * w))
+    return tf.group(Outer(Copied(), apply).minimize(x * w))
 
   op = tf.cond(x > 0.0, train, tf.no_op)
   found = run_effects.effects_of(graph, [op])
+  outer = min(step.call for step in found.steps)
   with tf.Session() as sess:
     sess.run(w.initializer)
     for decided in (True, False):
       sess.run(op, {x: 1.0, apply: decided}, options=SAME_THREAD)
-      executions = steps.take_executions(found.steps, {})
-      inner_applied, outer_applied = [
-        {each.applied for each in executions if len(each.decisions) == count}
-        for count in (0, 1)
-      ]
-      assert (inner_applied, outer_applied) == (0, 0), executions
+      for each in steps.take_executions(found.steps, {}):
+        assert each.applied == (None if each.call == outer else decided)
+
+
+class Assigning(tf.train.Optimizer):
+  """An optimizer that takes numbers as gradients, and returns one, too."""
+
+  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    built = [1.0]
+    for grad, variable in grads_and_vars:
+      if isinstance(grad, tf.IndexedSlices):
+        built.append(variable.scatter_sub(grad))
+      else:
+        built.append(variable.assign_sub(grad))
+    return built
+
+
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize("kinds", ["tensor", "slices", "number tensor", "number"])
+def test_steps_in_branches_tell_executions_for_all_gradients(kinds, graph):
+  x = tf.placeholder(tf.float32, [])
+  with tf.variable_scope("", use_resource=True):
+    ws = [tf.get_variable(kind, [2]) for kind in kinds.split()]
+
+  def train():
+    grads = {
+      "tensor": tf.stack([x, x]),
+      "slices": tf.IndexedSlices(tf.expand_dims(x, 0), [1], [2]),
+      "number": np.float32([1.0, 2.0]),
+    }
+    pairs = [(grads[kind], w) for kind, w in zip(kinds.split(), ws)]
+    built = Assigning(False, "Assigning").apply_gradients(pairs)
+    return tf.group(*built[1:])
+
+  op = tf.cond(x > 0.0, train, tf.no_op)
+  found = run_effects.effects_of(graph, [op])
+  with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    for value, count in [(1.0, 1), (-1.0, 0), (2.0, 1)]:
+      before = sess.run(ws)
+      sess.run(op, {x: value})
+      assert len(steps.take_executions(found.steps, {})) == count
+      changed = np.any(np.not_equal(before, sess.run(ws)), axis=1)
+      assert all(changed == bool(count))
 
 
 @pytest.mark.usefixtures("control_flow")
@@ -399,6 +441,40 @@ def test_steps_of_other_variables_are_not_found(graph, variables):
   assert not steps.steps_in(graph)
 
 
+def test_decisions_that_no_run_executes_are_not_read(graph):
+  class Ignoring(Scaled):
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+      self._scale.update(self._apply)
+      return super(Scaled, self).apply_gradients(grads_and_vars, global_step, name)
+
+  x = tf.placeholder(tf.float32, [])
+  w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+  op = Ignoring(Scale(), x > 0.0).minimize(x * w)
+  assert effects(op) == ({"w"}, TRAINED, [])
+  assert any(step.decisions for step in steps.steps_in(graph))
+
+
+@pytest.mark.usefixtures("eager")
+def test_eager_steps_are_not_recorded(graph, monkeypatch):
+  for name in ("apply", "decide"):
+    monkeypatch.setattr(step, name, getattr(step, name))
+  loss_scaling.observe_steps(KNOWN.append)
+  known = len(KNOWN)
+  w = tf.get_variable("w", initializer=[0.0], use_resource=True)
+  for opt, expected in [
+    (tf.train.GradientDescentOptimizer(0.5), -0.5),
+    (
+      mp_compat.MixedPrecisionLossScaleOptimizer(
+        tf.train.GradientDescentOptimizer(0.5), 8.0
+      ),
+      -1.0,
+    ),
+  ]:
+    opt.minimize(lambda: w * 1.0, var_list=[w])
+    assert w.numpy() == [expected]
+  assert len(KNOWN) == known and not steps.steps_in(graph)
+
+
 class Failing(tf.train.GradientDescentOptimizer):
   """An optimizer that raises an error when it has built its ops."""
 
@@ -436,6 +512,27 @@ def test_marks_read_one_gradient():
   tf.cond(x > 0.0, train, tf.no_op)
   assert built[0].count("PyFunc") + built[0].count("EagerPyFunc") == 1
   assert built[0].count("Reshape") == built[0].count("StridedSlice") == 1
+
+
+@pytest.mark.usefixtures("control_flow")
+def test_steps_that_xla_compiles_have_no_mark(graph):
+  """XLA compiles no Python function."""
+  x = tf.placeholder(tf.float32, [])
+  w = tf.get_variable("w", [], initializer=tf.zeros_initializer(), use_resource=True)
+
+  def train():
+    opt = tf.train.GradientDescentOptimizer(0.5)
+    return tf.group(opt.apply_gradients([(x, w)]))
+
+  def train_compiled():
+    return tf.group(tf.xla.experimental.compile(train))
+
+  op = tf.cond(x > 0.0, train_compiled, tf.no_op)
+  assert not any(step.is_marked for step in steps.steps_in(graph))
+  with tf.Session() as sess:
+    sess.run(w.initializer)
+    sess.run(op, {x: 2.0})
+    assert sess.run(w) == -1.0
 
 
 def test_functions_change_variables():
@@ -518,6 +615,56 @@ def test_partial_runs_read_only_what_they_feed(graph, monkeypatch):
     assert sess.partial_run(handle, doubled, feeds) == 6.0
   first, second = [tensor.name for tensor in decisions]
   assert found == [{first: True, second: False}, {second: False}]
+
+
+def test_callables_read_decisions_that_are_not_fed(graph, monkeypatch):
+  base = sessions.sessions.Base
+  for name in ("_run", "close", "make_callable", "_make_callable_from_options"):
+    monkeypatch.setattr(base, name, getattr(base, name))
+  x = tf.placeholder(tf.float32, [])
+  decisions, found = [x > 0.0, tf.placeholder_with_default(True, [])], []
+
+  def around(session, elements, fed, run):
+    result, read = run(decisions)
+    found.append(read)
+    return result
+
+  sessions.observe(around)
+  doubled = x * 2.0
+  options = config_pb2.CallableOptions(
+    fetch=[doubled.name], feed=[x.name, decisions[1].name]
+  )
+  with tf.Session(graph=graph) as sess:
+    call = sess._make_callable_from_options(options)
+    assert call(np.float32(3.0), np.bool_(False)) == [6.0]
+  assert found == [{decisions[0].name: True}]
+
+
+def test_gradients_of_python_functions_are_not_eager(monkeypatch):
+  for module, name in [
+    (sessions.sessions.script_ops, "tape_cache"),
+    (sessions.sessions.imperative_grad, "imperative_grad"),
+    (sessions.sessions.gradients_util, "_GradientsHelper"),
+  ]:
+    monkeypatch.setattr(module, name, getattr(module, name))
+  reported = []
+  sessions.on_eager_gradients(lambda: reported.append(True))
+
+  def train_eagerly(value):
+    with tf.GradientTape() as tape:
+      tape.watch(value)
+      result = value * value
+    return tape.gradient(result, value)
+
+  x = tf.placeholder(tf.float32, [])
+  square = tf.py_function(lambda value: value * value, [x], tf.float32)
+  (of_square,) = tf.gradients(square, x)
+  (of_other,) = tf.gradients(tf.py_function(train_eagerly, [x], tf.float32), x)
+  with tf.Session() as sess:
+    assert sess.run(of_square, {x: 3.0}, options=SAME_THREAD) == 6.0
+    assert not reported
+    assert sess.run(of_other, {x: 3.0}, options=SAME_THREAD) == 2.0
+    assert reported == [True]
 
 
 def test_local_variables_do_not_count(graph):
