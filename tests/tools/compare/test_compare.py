@@ -121,8 +121,19 @@ CHANGED = "another step or run changed {} since the values were compared last"
     (0, "strategy.py server", ["6 train steps, 1 skipped"]),
     (0, "strategy.py process", ["6 train steps, 1 skipped"]),
     (0, "strategy.py process unplaced", ["6 train steps, 1 skipped"]),
+    (
+      0,
+      "--every 2 --runs original,again strategy.py process lost",
+      ["every 2 of 7 steps"],
+    ),
     (0, "strategy.py beside", ["6 train steps, 1 skipped"]),
     (0, "strategy.py servers", ["18 train steps, 3 skipped"]),
+    # Forked processes that end, or that another program replaces, are not compared.
+    (
+      0,
+      "--every 3 --runs original,again evaluates.py forks",
+      ["4 train steps, 0 skipped"],
+    ),
     (0, "program.py megabytes", ["6 steps"]),
     (0, "program.py generator", ["6 steps"]),
     (0, "dqn.py", ["8 train steps, 0 skipped"]),
@@ -304,7 +315,7 @@ CHANGED = "another step or run changed {} since the values were compared last"
     (
       2,
       "program.py full",
-      ["as it is: The variables cannot be recorded in ", "File too large"],
+      ["as it is: The variables cannot be recorded in ", "No space left on device"],
     ),
     (
       2,

@@ -4,6 +4,7 @@ values.
 
 import itertools
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -83,13 +84,17 @@ def read_records(tmp_path):
 def test_sessions_are_recorded_before_the_next_of_their_thread(make_recorder, tmp_path):
   train_op, init = minimize(1.0), tf.global_variables_initializer()
   made = make_recorder(every=2)
-  with tf.Session() as first, tf.Session() as second:
+  with tf.Session() as first, tf.Session() as second, tf.Session() as other:
     first.run(init)
     first.run(train_op)
+    thread = threading.Thread(target=other.run, args=[init], name="other")
+    thread.start()
+    thread.join()
     second.run(init)
     made.finish()
   assert read_records(tmp_path) == [
     ("MainThread.0.0", 0),
+    ("other.0.0", 0),
     ("MainThread.0.1", 1),
     ("MainThread.1.0", 0),
   ]

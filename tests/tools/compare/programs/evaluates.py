@@ -85,3 +85,9 @@ with tf.Session() as sess:
       pass
   if "increments" in args:  # after the last step
     sess.run(increment)
+  if "forks" in args:
+    for end in (sys.exit, lambda: os.execv(sys.executable, [sys.executable, "-V"])):
+      child = os.fork()
+      if not child:
+        end()
+      assert os.waitpid(child, 0) == (child, 0)

@@ -26,12 +26,13 @@ def find_free_addresses(count):
 
 
 def start_cluster():
-  """Starts a parameter server, and returns the server of this process."""
+  """Starts a parameter server; returns its process, and the server of this one."""
   addresses = find_free_addresses(2)
   cluster = {"ps": addresses[:1], "worker": addresses[1:]}
   command = [sys.executable, "-c", PARAMETER_SERVER, json.dumps(cluster)]
-  atexit.register(subprocess.Popen(command).kill)
-  return tf.train.Server(cluster, "worker", 0)
+  process = subprocess.Popen(command)
+  atexit.register(process.kill)
+  return process, tf.train.Server(cluster, "worker", 0)
 
 
 def place(server, parameters, work):
@@ -49,7 +50,7 @@ if "server" in sys.argv:
   server = tf.train.Server.create_local_server()
   targets, placement = [server.target], place(server, *["/job:local/task:0"] * 2)
 elif "process" in sys.argv:
-  server = start_cluster()
+  process, server = start_cluster()
   targets, placement = [server.target], place(server, "/job:ps", "/job:worker/task:0")
   if "unplaced" in sys.argv:  # The server of this process is only the session's.
     placement = tf.device("/job:ps")
@@ -81,3 +82,12 @@ for target in targets:
       sess.run(
         train_op, {x: np.random.normal(size=[4, 3]) * (np.inf if step == 3 else 1)}
       )
+if "lost" in sys.argv:  # To close the session would wait for it.
+  sess, feed = tf.Session(targets[0]), {x: np.ones([4, 3])}
+  sess.run(train_op, feed)
+  process.kill()
+  process.wait()
+  try:
+    sess.run(train_op, feed)
+  except (tf.errors.AbortedError, tf.errors.UnavailableError):
+    pass
