@@ -121,11 +121,6 @@ CHANGED = "another step or run changed {} since the values were compared last"
     (0, "strategy.py server", ["6 train steps, 1 skipped"]),
     (0, "strategy.py process", ["6 train steps, 1 skipped"]),
     (0, "strategy.py process unplaced", ["6 train steps, 1 skipped"]),
-    (
-      0,
-      "--every 2 --runs original,again strategy.py process lost",
-      ["every 2 of 7 steps"],
-    ),
     (0, "strategy.py beside", ["6 train steps, 1 skipped"]),
     (0, "strategy.py servers", ["18 train steps, 3 skipped"]),
     # Forked processes that end, or that another program replaces, are not compared.

@@ -132,6 +132,34 @@ def test_failed_runs_are_steps_if_those_ran(
   assert made.notes["steps"] == expected[-1]
 
 
+@pytest.mark.parametrize("error", [tf.errors.AbortedError, tf.errors.UnavailableError])
+def test_lost_sessions_are_not_read(error, make_recorder, tmp_path):
+  train_op = minimize(1.0)
+  made = make_recorder()
+  with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+
+    def lose(decisions):
+      sessions.sessions.run(sess, None, [train_op, decisions], None, None, None)
+      raise error(None, None, "The server was lost.")
+
+    with pytest.raises(error):
+      made.around(sess, [train_op], frozenset(), lose)
+  assert made.notes["steps"] == 0
+  assert read_records(tmp_path) == [("MainThread.0.0", 0)]
+
+
+def test_sessions_of_servers_are_not_recorded_at_the_end(make_recorder, tmp_path):
+  train_op = minimize(1.0)
+  made = make_recorder(every=2)
+  with tf.Session(tf.train.Server.create_local_server().target) as sess:
+    sess.run(tf.global_variables_initializer())
+    sess.run(train_op)
+    made.finish()
+    assert made.notes["steps"] == 1
+    assert read_records(tmp_path) == [("MainThread.0.0", 0)]
+
+
 def test_values_of_any_shape_and_dtype_are_kept(make_recorder, tmp_path):
   w = tf.get_variable(
     "w", initializer=tf.placeholder_with_default([1.0], None), validate_shape=False
