@@ -678,6 +678,8 @@ def test_duplicates_keep_class(family, duplicate):
 def test_copies_of_models_skip_steps_in_scope(family, duplicate, loss_scale, caplog):
   if family.name == "v2" and (2, 12) <= keras_cases.VERSION < (2, 15):
     pytest.skip("Keras 2.12 to 2.14 copies no model with an OptimizerV2")
+  if family.name == "newer" and keras_cases.VERSION[:2] == (2, 11):
+    pytest.skip("Keras 2.11 copies no model with its own wrapper of such an optimizer")
   opt = mp_keras.LossScaleOptimizer(family.optimizers.SGD(0.5), loss_scale)
   model = goldens.train_model(family, opt)
   is_fixed = loss_scale == 8.0
