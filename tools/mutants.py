@@ -699,17 +699,12 @@ _ROWS = {
   "monitoring/nonfinite_ops": [
     ("explain", "operand", "recomputation.is_finite(exact)", ""),
     ("_numbers_that_round_to", "operand", "values - difference", "values"),
-    ("_with_constants", "test", "len(set(values.flat)) != 1", "values.size != 1"),
+    ("_with_constants", "test", "np.unique(values).size != 1", "values.size != 1"),
   ],
   "monitoring/recomputation": [
     ("Recomputation._first", "statement", "low = middle", "high = middle"),
     ("Recomputation._is_function", "operand", "is_stateful", ""),
-    (
-      "Recomputation.search",
-      "test",
-      "self.is_finite_in(dtype, self.chain(last)) is None",
-      "False",
-    ),
+    ("Recomputation._deepest", "test", "is_finite is not None", "True"),
     ("Recomputation.search", "test", "not self.is_finite_in(dtype, longest)", "False"),
     ("_widen", "statement", "_wider_enum(attribute.type, dtype)", "pass"),
   ],

@@ -149,9 +149,10 @@ def _with_constants(
   near = again.chain(_NEAR)
   constants: Dict[str, float] = {}
   decisive = []
-  for constant in list(filter(_is_rounded_constant, near.begin))[:_MOST_CONSTANTS]:
+  candidates = list(filter(_is_rounded_constant, near.begin))
+  for constant in candidates[:_MOST_CONSTANTS]:
     values = np.asarray(again.value_of(constant)).astype(np.float64)
-    if len(set(values.flat)) != 1:
+    if np.unique(values).size != 1:
       continue
     for numbers in _numbers_that_round_to(constant.dtype.base_dtype, values):
       if again.with_value(constant, numbers).is_finite_in(tf.float32, near):
@@ -164,6 +165,7 @@ def _with_constants(
 
 
 def _is_rounded_constant(tensor: tf.Tensor) -> bool:
+  """Returns whether a tensor is a constant of a dtype in which others round to it."""
   return tensor.op.type == "Const" and tensor.dtype.base_dtype in _INDISTINCT
 
 

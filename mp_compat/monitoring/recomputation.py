@@ -123,11 +123,7 @@ class Recomputation:
       with chains of 1, 2, 4, 8 and so on ops in a row, until the result is finite:
         the shortest is between this chain and the one before it
     """
-    last = 1
-    while self._has_more(last):
-      last *= 2
-    if self.is_finite_in(dtype, self.chain(last)) is None:
-      last = self._first(dtype, 0, last, is_finite=None) - 1
+    last = self._deepest(dtype)
     longest = self.chain(last)
     if not self.is_finite_in(dtype, longest):
       return Search(None, longest)
@@ -136,6 +132,16 @@ class Recomputation:
       depth *= 2
     shortest = self._first(dtype, depth // 2, min(depth, last), is_finite=True)
     return Search(self.chain(shortest), longest)
+
+  def _deepest(self, dtype: tf.DType) -> int:
+    """Returns the depth of the longest chain that TensorFlow can compute in a dtype."""
+    depth = 1
+    while self._has_more(depth):
+      depth *= 2
+    is_finite = self.is_finite_in(dtype, self.chain(depth))
+    if is_finite is not None:
+      return depth
+    return self._first(dtype, 0, depth, is_finite=None) - 1
 
   def _has_more(self, depth: int) -> bool:
     """Returns whether a chain can be twice as long; not if it has too many values."""

@@ -39,7 +39,6 @@ import zlib
 
 import numpy as np
 
-from mp_compat._tensorflow import VERSION_TEXT
 from mp_compat._tensorflow import tf
 from mp_compat.core import loss_scale
 from mp_compat.core import naming_schemes
@@ -149,7 +148,7 @@ class Recorder:
     self.notes: recording.Notes = {}
     self.note(
       compared=bool(settings.reference),
-      tensorflow=VERSION_TEXT,
+      tensorflow=tf.VERSION,
       records={},
       variables=0,
       scales={},

@@ -601,13 +601,13 @@ def test_other_methods_of_that_name_stay():
   )
 
 
-def test_partial_runs_read_only_what_they_feed(graph, monkeypatch):
-  """They may fetch nothing that was not named before they began."""
-  base = sessions.sessions.Base
-  for name in ("_run", "make_callable", "_make_callable_from_options"):
+def observe_reads(decisions, monkeypatch):
+  """Makes sessions read `decisions` with each run; returns a list that grows by the
+  values of each.
+  """
+  base, found = sessions.sessions.Base, []
+  for name in ("_run", "close", "make_callable", "_make_callable_from_options"):
     monkeypatch.setattr(base, name, getattr(base, name))
-  x = tf.placeholder(tf.float32, [])
-  decisions, found = [x > 0.0, tf.placeholder_with_default(True, [])], []
 
   def around(session, elements, fed, run):
     result, read = run(decisions)
@@ -615,6 +615,14 @@ def test_partial_runs_read_only_what_they_feed(graph, monkeypatch):
     return result
 
   sessions.observe(around)
+  return found
+
+
+def test_partial_runs_read_only_what_they_feed(graph, monkeypatch):
+  """They may fetch nothing that was not named before they began."""
+  x = tf.placeholder(tf.float32, [])
+  decisions = [x > 0.0, tf.placeholder_with_default(True, [])]
+  found = observe_reads(decisions, monkeypatch)
   doubled, feeds = x * 2.0, {x: 3.0, decisions[1]: False}
   with tf.Session(graph=graph) as sess:
     assert sess.run(doubled, feeds) == 6.0
@@ -625,18 +633,9 @@ def test_partial_runs_read_only_what_they_feed(graph, monkeypatch):
 
 
 def test_callables_read_decisions_that_are_not_fed(graph, monkeypatch):
-  base = sessions.sessions.Base
-  for name in ("_run", "close", "make_callable", "_make_callable_from_options"):
-    monkeypatch.setattr(base, name, getattr(base, name))
   x = tf.placeholder(tf.float32, [])
-  decisions, found = [x > 0.0, tf.placeholder_with_default(True, [])], []
-
-  def around(session, elements, fed, run):
-    result, read = run(decisions)
-    found.append(read)
-    return result
-
-  sessions.observe(around)
+  decisions = [x > 0.0, tf.placeholder_with_default(True, [])]
+  found = observe_reads(decisions, monkeypatch)
   doubled = x * 2.0
   options = config_pb2.CallableOptions(
     fetch=[doubled.name], feed=[x.name, decisions[1].name]
