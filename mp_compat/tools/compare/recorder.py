@@ -39,6 +39,7 @@ import zlib
 
 import numpy as np
 
+from mp_compat._tensorflow import VERSION_TEXT
 from mp_compat._tensorflow import tf
 from mp_compat.core import loss_scale
 from mp_compat.core import naming_schemes
@@ -148,7 +149,7 @@ class Recorder:
     self.notes: recording.Notes = {}
     self.note(
       compared=bool(settings.reference),
-      tensorflow=tf.VERSION,
+      tensorflow=VERSION_TEXT,
       records={},
       variables=0,
       scales={},
