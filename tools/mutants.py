@@ -699,7 +699,12 @@ _ROWS = {
   "monitoring/nonfinite_ops": [
     ("explain", "operand", "recomputation.is_finite(exact)", ""),
     ("_numbers_that_round_to", "operand", "values - difference", "values"),
-    ("_with_constants", "test", "np.unique(values).size != 1", "values.size != 1"),
+    (
+      "_with_constants",
+      "statement",
+      "constants[constant.op.name] = np.unique(values)",
+      "constants[constant.op.name] = np.ravel(values)",
+    ),
   ],
   "monitoring/recomputation": [
     ("Recomputation._first", "statement", "low = middle", "high = middle"),

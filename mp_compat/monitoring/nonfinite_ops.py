@@ -62,8 +62,8 @@ class Explanation(NamedTuple):
     finite_in: "float32" or "float64" if the cause is `UNDEFINED`, but the result is
       finite when `ops` compute in it; otherwise "".
     ops: The ops to compute in a wider dtype, in float16 or bfloat16 now for "float32".
-    constants: The values of float16 and bfloat16 constants, by name, for each of which
-      another number that rounds to it makes the result finite in float32.
+    constants: The numbers in float16 and bfloat16 constants, float64, by name: others
+      that round to the same make the result finite in float32.
     readers: The ops that the constants enter on the way to the result.
     begin: What the ops read that were computed again in float32, if the cause is
       `UNDEFINED`, and the result is not finite then.
@@ -74,7 +74,7 @@ class Explanation(NamedTuple):
   largest: float = np.inf
   finite_in: str = ""
   ops: Sequence[tf.Operation] = ()
-  constants: Dict[str, float] = {}
+  constants: Dict[str, np.ndarray] = {}
   readers: Sequence[tf.Operation] = ()
   begin: Sequence[tf.Tensor] = ()
 
@@ -147,16 +147,14 @@ def _with_constants(
   `1e-8` is 0 in a float16 graph, and `1 - 1e-7` is 1.
   """
   near = again.chain(_NEAR)
-  constants: Dict[str, float] = {}
+  constants: Dict[str, np.ndarray] = {}
   decisive = []
   candidates = list(filter(_is_rounded_constant, near.begin))
   for constant in candidates[:_MOST_CONSTANTS]:
     values = np.asarray(again.value_of(constant)).astype(np.float64)
-    if np.unique(values).size != 1:
-      continue
     for numbers in _numbers_that_round_to(constant.dtype.base_dtype, values):
       if again.with_value(constant, numbers).is_finite_in(tf.float32, near):
-        constants[constant.op.name] = float(values.flat[0])
+        constants[constant.op.name] = np.unique(values)
         decisive.append(constant)
   read_by = dataflow.readers([near.ops[0].outputs[0]])
   derived = {tensor.op for tensor in dataflow.descendants(read_by, decisive).values()}

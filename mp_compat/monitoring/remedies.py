@@ -267,8 +267,10 @@ def _narrow(ops: Sequence[tf.Operation]) -> str:
   return str(ops[0].outputs[0].dtype.base_dtype.name)
 
 
-def _values(constants: Dict[str, float]) -> str:
-  """Returns constants with their values."""
-  return ", ".join(
-    "{} is {:g}".format(name, value) for name, value in constants.items()
-  )
+def _values(constants: Dict[str, np.ndarray]) -> str:
+  """Returns constants with their numbers."""
+  texts = []
+  for name, numbers in constants.items():
+    several = range_history.enumeration(["{:g}".format(each) for each in numbers], 3)
+    texts.append("{} is {}".format(name, several))
+  return ", ".join(texts)

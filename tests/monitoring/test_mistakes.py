@@ -283,6 +283,13 @@ MISTAKES = {
     ),
     CONSTANT.format("Const is 0"),
   ),
+  "constant of two numbers": Mistake(
+    (-1.0, -1.0),
+    lambda h, wide: tf.log(
+      tf.nn.relu(wide(h)) + tf.constant([1e-8, 0.5], wide(h).dtype)
+    ),
+    CONSTANT.format("Const is 0, 0.5"),
+  ),
   "power of a negative number": Mistake(
     (-1.0, 0.0),
     lambda h, wide: tf.pow(wide(h), 0.5),
@@ -363,6 +370,7 @@ MISTAKES = {
 }
 DEFAULT = [
   "Python function",
+  "constant of two numbers",
   "constants of a vector",
   "equal numbers",
   "mask of rounded values",
