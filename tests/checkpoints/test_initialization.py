@@ -87,6 +87,15 @@ def test_variables_outside_scopes_are_named(scopes, is_complete, caplog):
   assert is_complete or expected in caplog.text, caplog.text
 
 
+def test_pairs_stay_pairs():
+  path = goldens.golden_path("1.15", Case("tensorflow", "adam"))
+  golden_cases.GoldenTraining(Case("mp_compat", "adam"))
+  wanted = {variable.op.name: variable for variable in tf.global_variables("beta")}
+  expected = checkpoints.assignment_map(path, wanted)
+  pairs = checkpoints.assignment_map(path, list(wanted.items()))
+  assert sorted(pairs) == sorted(expected.items()) and len(pairs) == 2
+
+
 def test_variables_that_the_checkpoint_lacks_are_not_named(caplog):
   path = goldens.golden_path("1.15", Case("plain", "adam"))
   golden_cases.GoldenTraining(Case("mp_compat", "adam"))
