@@ -95,19 +95,6 @@ def test_session_continues_from_converted_checkpoint(earlier, tmp_path):
   assert step == 6 and power == pytest.approx(0.9**7)
 
 
-def test_convert_writes_to_memory():
-  """In memory, the temporary folder ends with its last file."""
-  target = "ram://test_convert_writes_to_memory/out"
-  try:
-    tf.gfile.Exists(target)
-  except tf.errors.UnimplementedError:
-    pytest.skip("This TensorFlow has no file system in memory.")
-  checkpoints.convert(ADAM, target, "plain")
-  w = tf.train.load_checkpoint(ADAM).get_tensor("w")
-  assert tf.train.NewCheckpointReader(target).get_tensor("w").tolist() == w.tolist()
-  assert not tf.gfile.Glob(target + ".unfinished*")
-
-
 def test_convert_removes_wrong_files(tmp_path, monkeypatch):
   read = files.Checkpoint.read
 
