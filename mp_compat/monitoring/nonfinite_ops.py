@@ -147,6 +147,8 @@ def _with_constants(
   `1e-8` is 0 in a float16 graph, and `1 - 1e-7` is 1.
   """
   near = again.chain(_NEAR)
+  if again.is_finite_in(tf.float32, near):  # No constant decides.
+    return undefined
   constants: Dict[str, np.ndarray] = {}
   decisive = []
   candidates = list(filter(_is_rounded_constant, near.begin))

@@ -117,6 +117,15 @@ def by_distance_from_largest(h, wide):
   return y / (y - tf.reduce_max(tf.abs(y)))
 
 
+def by_distance_of_many_ops(h, wide):
+  """Returns such a quotient, and reads a constant near it."""
+  y = tf.sigmoid(wide(h) + 1e-8)
+  largest = y
+  for _ in range(10):
+    largest = tf.abs(largest)
+  return y / (y - tf.reduce_max(largest))
+
+
 def by_difference_of_sizes(h, wide):
   h = wide(h)
   one, other = [tf.size(tf.zeros([size])) for size in (2049, 2048)]
@@ -127,6 +136,13 @@ def local_response(h, wide):
   """Returns a local response normalization, which has no kernel for float64."""
   image = tf.cast(tf.reshape(wide(h), [1, 1, 1, 2]), tf.float32)
   return tf.nn.lrn(image, bias=0.0, alpha=1.0, beta=0.5)
+
+
+def beside_text(h, wide):
+  """Returns the logarithm of a softmax that an op copies together with a string."""
+  softmax = tf.nn.softmax(wide(h))
+  copy, _ = tf.raw_ops.IdentityN(input=[softmax, tf.constant("text")])
+  return tf.log(copy)
 
 
 def in_branch(h, wide):
@@ -303,6 +319,15 @@ MISTAKES = {
     lambda h, wide: h,
   ),
   "branch": Mistake((20.0, -20.0), in_branch, ROUNDED.format("cond/Softmax, cond/Log")),
+  "text": Mistake(
+    (20.0, -20.0), beside_text, "Compute IdentityN and what comes before "
+  ),
+  "constant before equal numbers": Mistake(
+    (0.1, 0.1),
+    by_distance_of_many_ops,
+    NO_DTYPE.format("truediv divides by zero"),
+    NO_REMEDY,
+  ),
   "power beyond float32": Mistake(
     (2e4, 1.0),
     lambda h, wide: tf.pow(h, 10.0),
@@ -370,6 +395,7 @@ MISTAKES = {
 }
 DEFAULT = [
   "Python function",
+  "constant before equal numbers",
   "constant of two numbers",
   "constants of a vector",
   "equal numbers",
@@ -386,6 +412,7 @@ DEFAULT = [
   "root before a function",
   "root of small squares",
   "shape of values",
+  "text",
 ]
 
 
