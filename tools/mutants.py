@@ -698,8 +698,15 @@ _ROWS = {
   ],
   "monitoring/nonfinite_ops": [
     ("explain", "operand", "recomputation.is_finite(exact)", ""),
-    ("_numbers_that_round_to", "operand", "values - difference", "values"),
-    ("_with_constants", "statement", "return undefined", "pass"),
+    ("_numbers_that_round_to", "operand", "1 - relative", "1"),
+    ("_numbers_that_round_to", "call", "copysign", "of_zero"),
+    ("_with_constants", "test", "tensor.op in forward", "True"),
+    (
+      "_with_constants",
+      "statement",
+      "found = changed.shortest(tf.float32, deepest)",
+      "found = near",
+    ),
     (
       "_with_constants",
       "statement",
@@ -710,16 +717,17 @@ _ROWS = {
   "monitoring/recomputation": [
     ("Recomputation._first", "statement", "low = middle", "high = middle"),
     ("Recomputation._is_function", "operand", "is_stateful", ""),
-    ("Recomputation._deepest", "test", "is_finite is not None", "True"),
-    ("Recomputation.search", "test", "not self.is_finite_in(dtype, longest)", "False"),
+    ("Recomputation.deepest", "test", "is_finite is not None", "True"),
+    ("Recomputation.shortest", "test", "self.chain(deepest)", "False"),
     ("_widen", "statement", "_wider_enum(attribute.type, dtype)", "pass"),
   ],
   "monitoring/remedies": [
     ("_about_overflow", "operand", "_LARGEST_FLOAT32", ""),
-    ("_names_of_ops", "operand", "computing - failure.backward", ""),
-    ("_about_undefined", "test", "each.op not in failure.backward", "True"),
+    ("_names_of_ops", "name", "computing & failure.forward", "computing"),
+    ("_names_of_ops", "test", "failure.tensor.op not in failure.forward", "False"),
+    ("_about_undefined", "test", "each.op in failure.forward", "True"),
     ("_inputs", "test", "tensor.op.type in _OF_SHAPES", "False"),
-    ("_is_result", "operand", "not is_variable", ""),
+    ("_is_result", "name", "recomputation.NARROW", "{each.dtype.base_dtype}"),
   ],
   "monitoring/step_counter": [
     ("StepCounter.must_write", "operand", "_changes", ""),

@@ -3,12 +3,11 @@
 dtype, from its inputs and from what came before.
 """
 
-from typing import Dict, List, NamedTuple, Sequence
+from typing import Dict, List, NamedTuple, Sequence, Set
 
 import numpy as np
 
 from mp_compat._tensorflow import tf
-from mp_compat.monitoring import dataflow
 from mp_compat.monitoring import recomputation
 
 # How many ops in a row before an op may have read a constant that decides.
@@ -44,7 +43,7 @@ _ELSEWHERE = {
 # power of 2 below those that do not round to 0.
 _INDISTINCT = {tf.float16: (2.0**-13, 2.0**-26), tf.bfloat16: (2.0**-10, 0.0)}
 
-INPUT = "input"  # It has no inputs: a placeholder, an iterator.
+INPUT = "input"  # It has no inputs: a placeholder, an iterator, a constant.
 OVERFLOW = "overflow"  # Its exact result is finite, but above the largest number.
 UNDEFINED = "undefined"  # Its exact result is not finite either.
 RECEIVED = "received"  # It has finite inputs, and gets values of other processes.
@@ -63,8 +62,9 @@ class Explanation(NamedTuple):
       finite when `ops` compute in it; otherwise "".
     ops: The ops to compute in a wider dtype, in float16 or bfloat16 now for "float32".
     constants: The numbers in float16 and bfloat16 constants, float64, by name: others
-      that round to the same make the result finite in float32.
-    readers: The ops that the constants enter on the way to the result.
+      that round to the same make the result finite when `with_constants` compute in
+      float32.
+    with_constants: These constants, and ops that compute in float16 or bfloat16 now.
     begin: What the ops read that were computed again in float32, if the cause is
       `UNDEFINED`, and the result is not finite then.
   """
@@ -75,14 +75,16 @@ class Explanation(NamedTuple):
   finite_in: str = ""
   ops: Sequence[tf.Operation] = ()
   constants: Dict[str, np.ndarray] = {}
-  readers: Sequence[tf.Operation] = ()
+  with_constants: Sequence[tf.Operation] = ()
   begin: Sequence[tf.Tensor] = ()
 
 
-def explain(tensor: tf.Tensor, fetched: recomputation.Values) -> Explanation:
+def explain(
+  tensor: tf.Tensor, fetched: recomputation.Values, forward: Set[tf.Operation]
+) -> Explanation:
   """Returns why some values of an op's result are not finite.
 
-      no inputs                          -> INPUT; OVERFLOW for a float16 constant
+      no inputs                          -> INPUT
       an input is unknown, or not finite -> UNKNOWN
       the op gets values of others       -> RECEIVED
       the op has a state, or effects     -> UNKNOWN
@@ -93,11 +95,11 @@ def explain(tensor: tf.Tensor, fetched: recomputation.Values) -> Explanation:
   Args:
     tensor: the result.
     fetched: the values of `tensor`, and of others of the step.
+    forward: the ops of the forward pass.
   """
   op = tensor.op
   if not len(op.inputs):
-    is_float16_constant = op.type == "Const" and tensor.dtype == tf.float16
-    return Explanation(OVERFLOW if is_float16_constant else INPUT)
+    return Explanation(INPUT)
   again = recomputation.Recomputation(tensor, fetched)
   inputs = [again.value_of(value) for value in op.inputs]
   finite = [
@@ -115,11 +117,13 @@ def explain(tensor: tf.Tensor, fetched: recomputation.Values) -> Explanation:
     return Explanation(UNKNOWN)
   undefined = ~recomputation.is_finite(values) & ~recomputation.is_finite(exact)
   if undefined.any():
-    return _search_rounding(again, _describe(op.type, finite))
+    return _search_rounding(again, _describe(op.type, finite), forward)
   return Explanation(OVERFLOW, largest=float(np.abs(exact).max(initial=0)))
 
 
-def _search_rounding(again: recomputation.Recomputation, text: str) -> Explanation:
+def _search_rounding(
+  again: recomputation.Recomputation, text: str, forward: Set[tf.Operation]
+) -> Explanation:
   """Returns which rounding makes a result undefined.
 
   it is finite if the last ops compute in float32   -> "float32", these ops
@@ -128,54 +132,68 @@ def _search_rounding(again: recomputation.Recomputation, text: str) -> Explanati
   otherwise                                         -> what it was computed from
   """
   undefined = Explanation(UNDEFINED, text)
-  in_float32 = again.search(tf.float32)
-  if in_float32.found is not None and in_float32.found.narrow_ops():
-    return undefined._replace(finite_in="float32", ops=in_float32.found.narrow_ops())
-  undefined = _with_constants(undefined, again)
-  in_float64 = again.search(tf.float64)
-  if in_float64.found is not None:
-    return undefined._replace(finite_in="float64", ops=in_float64.found.ops)
-  return undefined._replace(begin=in_float32.longest.begin)
+  deepest = again.deepest(tf.float32)
+  found = again.shortest(tf.float32, deepest)
+  if found is not None and found.narrow_ops():
+    return undefined._replace(finite_in="float32", ops=found.narrow_ops())
+  undefined = _with_constants(undefined, again, deepest, forward)
+  found = again.shortest(tf.float64, again.deepest(tf.float64))
+  if found is not None:
+    return undefined._replace(finite_in="float64", ops=found.ops)
+  return undefined._replace(begin=again.chain(deepest).begin)
 
 
 def _with_constants(
-  undefined: Explanation, again: recomputation.Recomputation
+  undefined: Explanation,
+  again: recomputation.Recomputation,
+  deepest: int,
+  forward: Set[tf.Operation],
 ) -> Explanation:
   """Adds the constants near an op for each of which another number, that rounds to the
   same in its dtype, makes the result finite in float32.
 
-  `1e-8` is 0 in a float16 graph, and `1 - 1e-7` is 1.
+  `1e-8` is 0 in a float16 graph, and `1 - 1e-7` is 1. Constants of gradients are exact.
+
+  Args:
+    undefined: the explanation without them.
+    again: computes the result.
+    deepest: what `again.deepest(tf.float32)` returns.
+    forward: the ops of the forward pass.
   """
-  near = again.chain(_NEAR)
-  if again.is_finite_in(tf.float32, near):  # No constant decides.
-    return undefined
+  near = again.chain(min(_NEAR, deepest))
   constants: Dict[str, np.ndarray] = {}
-  decisive = []
-  candidates = list(filter(_is_rounded_constant, near.begin))
+  ops: List[tf.Operation] = []
+  program = [tensor for tensor in near.begin if tensor.op in forward]
+  candidates = list(filter(is_rounded_constant, program))
   for constant in candidates[:_MOST_CONSTANTS]:
     values = np.asarray(again.value_of(constant)).astype(np.float64)
     for numbers in _numbers_that_round_to(constant.dtype.base_dtype, values):
-      if again.with_value(constant, numbers).is_finite_in(tf.float32, near):
+      changed = again.with_value(constant, numbers)
+      if not changed.is_finite_in(tf.float32, near):
+        continue
+      found = changed.shortest(tf.float32, deepest)
+      if found is not None:
         constants[constant.op.name] = np.unique(values)
-        decisive.append(constant)
-  read_by = dataflow.readers([near.ops[0].outputs[0]])
-  derived = {tensor.op for tensor in dataflow.descendants(read_by, decisive).values()}
-  readers = [op for op in near.narrow_ops() if op in derived]
-  return undefined._replace(constants=constants, readers=readers)
+        ops += [constant.op, *found.narrow_ops()]
+  return undefined._replace(constants=constants, with_constants=ops)
 
 
-def _is_rounded_constant(tensor: tf.Tensor) -> bool:
+def is_rounded_constant(tensor: tf.Tensor) -> bool:
   """Returns whether a tensor is a constant of a dtype in which others round to it."""
   return tensor.op.type == "Const" and tensor.dtype.base_dtype in _INDISTINCT
 
 
 def _numbers_that_round_to(dtype: tf.DType, values: np.ndarray) -> List[np.ndarray]:
-  """Returns larger and smaller numbers than `values`, float64, that a dtype of
-  `_INDISTINCT` does not distinguish from them.
+  """Returns numbers farther from and nearer to zero than `values`, float64, that a
+  dtype of `_INDISTINCT` does not distinguish from them; instead of zeros, such of their
+  sign.
   """
   relative, of_zero = _INDISTINCT[dtype]
-  difference = np.where(values == 0, of_zero, relative * np.abs(values))
-  return [values + difference, values - difference]
+  instead_of_zero = np.copysign(of_zero, values)
+  return [
+    np.where(values == 0, instead_of_zero, values * factor)
+    for factor in (1 + relative, 1 - relative)
+  ]
 
 
 def _describe(op_type: str, inputs: Sequence[np.ndarray]) -> str:

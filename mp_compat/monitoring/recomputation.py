@@ -40,18 +40,6 @@ class Chain(NamedTuple):
     return [op for op in self.ops if op.outputs[0].dtype.base_dtype in NARROW]
 
 
-class Search(NamedTuple):
-  """What chains of ops give in a dtype.
-
-  Attributes:
-    found: The shortest chain with a finite result; None if there is none.
-    longest: The longest chain that TensorFlow could compute.
-  """
-
-  found: Optional[Chain]
-  longest: Chain
-
-
 class Recomputation:
   """Computes one tensor of a step again."""
 
@@ -114,26 +102,28 @@ class Recomputation:
     # Random numbers and casts of integers have no such inputs.
     return _has_floating(op.inputs) and _has_floating(op.outputs)
 
-  def search(self, dtype: tf.DType) -> Search:
-    """Returns the shortest chain that gives a finite result in a dtype, if the longest
-    does; a result of a shorter one alone mixes values with roundings of the same.
+  def shortest(self, dtype: tf.DType, deepest: int) -> Optional[Chain]:
+    """Returns the shortest chain that gives a finite result in a dtype; None if the
+    longest does not: a result of a shorter one alone mixes values with roundings of
+    the same.
 
-    longest = the longest chain that TensorFlow can compute
-    if its result is finite:
+    if the result of the longest chain is finite:
       with chains of 1, 2, 4, 8 and so on ops in a row, until the result is finite:
         the shortest is between this chain and the one before it
-    """
-    last = self._deepest(dtype)
-    longest = self.chain(last)
-    if not self.is_finite_in(dtype, longest):
-      return Search(None, longest)
-    depth = 1
-    while depth < last and not self.is_finite_in(dtype, self.chain(depth)):
-      depth *= 2
-    shortest = self._first(dtype, depth // 2, min(depth, last), is_finite=True)
-    return Search(self.chain(shortest), longest)
 
-  def _deepest(self, dtype: tf.DType) -> int:
+    Args:
+      dtype: float32 or float64.
+      deepest: what `deepest(dtype)` returns.
+    """
+    if not self.is_finite_in(dtype, self.chain(deepest)):
+      return None
+    depth = 1
+    while depth < deepest and not self.is_finite_in(dtype, self.chain(depth)):
+      depth *= 2
+    first = self._first(dtype, depth // 2, min(depth, deepest), is_finite=True)
+    return self.chain(first)
+
+  def deepest(self, dtype: tf.DType) -> int:
     """Returns the depth of the longest chain that TensorFlow can compute in a dtype."""
     depth = 1
     while self._has_more(depth):

@@ -10,6 +10,7 @@ from mp_compat.graph import contexts
 from mp_compat.monitoring import dataflow
 from mp_compat.monitoring import nonfinite_ops
 from mp_compat.monitoring import range_history
+from mp_compat.monitoring import recomputation
 
 _MOST_NAMED = 8
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -24,13 +25,13 @@ class Failure(NamedTuple):
     tensor: The result.
     explanation: Why it is not finite.
     has_infinities: Whether it contains inf.
-    backward: The ops of the backward pass.
+    forward: The ops of the forward pass.
   """
 
   tensor: tf.Tensor
   explanation: nonfinite_ops.Explanation
   has_infinities: bool
-  backward: Set[tf.Operation]
+  forward: Set[tf.Operation]
 
   @property
   def name(self) -> str:
@@ -101,14 +102,19 @@ def on_backward(failure: Optional[Failure], scale_reason: str) -> str:
 
 
 def _about_input(failure: Failure) -> str:
-  """Returns what to do about an input."""
+  """Returns what to do about an input or a constant."""
   text = ": correct the input {}.".format(failure.name)
-  if failure.dtype == "float16" and failure.has_infinities:
-    text += (
-      " If its values are finite before they are float16, which ends at 65504, pass "
-      "them in float32, or make them smaller."
+  if failure.dtype != "float16" or not failure.has_infinities:
+    return text
+  if failure.tensor.op.type == "Const":
+    return (
+      ", because float16 ends at 65504: compute {} in float32, or with smaller values, "
+      "such as a mask of -1e4 instead of -1e9.".format(failure.name)
     )
-  return text
+  return text + (
+    " If its values are finite before they are float16, which ends at 65504, pass them "
+    "in float32, or make them smaller."
+  )
 
 
 def _other_process(name: str) -> str:
@@ -124,11 +130,6 @@ def _about_overflow(failure: Failure) -> str:
   """Returns what to do about an op whose exact result is finite."""
   op, name = failure.tensor.op, failure.name
   largest = failure.explanation.largest
-  if op.type == "Const":
-    return (
-      ", because float16 ends at 65504: compute {} in float32, or with smaller values, "
-      "such as a mask of -1e4 instead of -1e9.".format(name)
-    )
   if largest > _LARGEST_FLOAT32 or failure.dtype not in _ENDS:
     return (
       ", nor does float32, which ends at 3.4e38: the exact result of {} is up to "
@@ -177,7 +178,7 @@ def _about_undefined(failure: Failure, correct: str) -> str:
         fact, _narrow(explanation.ops), ops, failure.name
       )
     )
-  forward = [each for each in explanation.begin if each.op not in failure.backward]
+  forward = [each for each in explanation.begin if each.op in failure.forward]
   results = _names_of_tensors(filter(_is_result, forward))
   otherwise = correct
   if explanation.finite_in == "float64":
@@ -193,41 +194,47 @@ def _about_undefined(failure: Failure, correct: str) -> str:
       )
     )
   if explanation.constants:
-    dtype = _narrow(explanation.readers)
-    return (
-      "{}. In {}, a constant stands for every number that rounds to it: {}. If the "
-      "program has another one there, such as 1e-8 or 1 - 1e-7, compute {} in float32, "
-      "or use one that {} has, such as 1e-3 or 1 - 1e-3. Otherwise {}".format(
-        fact,
-        dtype,
-        _values(explanation.constants),
-        _names_of_ops(explanation.readers, failure),
-        dtype,
-        otherwise,
-      )
+    return _CONSTANTS.format(
+      fact,
+      _values(explanation.constants),
+      _names_of_ops(explanation.with_constants, failure),
+      otherwise,
     )
   otherwise = otherwise[0].upper() + otherwise[1:]
   if explanation.finite_in == "float64":
     return "{} because of rounding. {}".format(fact, otherwise)
   begin = _names_of_tensors(filter(_is_rounded, explanation.begin))
-  return "{}. Computed in a wider dtype{}, it is not finite either. {}".format(
+  constants = any(map(nonfinite_ops.is_rounded_constant, forward))
+  return "{}. Computed in a wider dtype{}{}, it is not finite either. {}".format(
     fact,
     " from {} on".format(range_history.enumeration(begin, 3)) if begin else "",
+    ", with the same constants" if constants else "",
     otherwise,
   )
 
 
+_CONSTANTS = (
+  "{}. In float16 and bfloat16, a constant stands for every number that rounds to it: "
+  "{}. If the program has another one there, such as 1e-8 or 1 - 1e-7, compute {} in "
+  "float32, or use one that the dtype has: float16 has 1e-3 and 1 - 1e-3, bfloat16 has "
+  "1 - 1e-2. Otherwise {}"
+)
+
+
 def _names_of_ops(ops: Sequence[tf.Operation], failure: Failure) -> str:
   """Returns the names of ops to compute in a wider dtype, without those that only move
-  values, and without gradients, which have the dtypes of the forward pass.
+  values. Gradients have the dtypes of the forward pass, whose ops are named.
   """
   computing = {op for op in ops if op.type not in dataflow.MOVING}
-  wanted = computing - failure.backward or computing
+  wanted = computing & failure.forward
   graph = failure.tensor.graph
   names = [op.name for op in graph.get_operations() if op in wanted]
-  if len(names) <= _MOST_NAMED:
-    return ", ".join(names)
-  return "the {} ops from {} to {}".format(len(names), names[0], names[-1])
+  if len(names) > _MOST_NAMED:
+    names = ["the {} ops from {} to {}".format(len(names), names[0], names[-1])]
+  several = [", ".join(names)] if names else []
+  if failure.tensor.op not in failure.forward:
+    several.append("the op whose gradient it is")
+  return " and ".join(several)
 
 
 def _names_of_tensors(tensors: Iterable[tf.Tensor]) -> List[str]:
@@ -255,11 +262,13 @@ def _inputs(tensor: tf.Tensor) -> List[tf.Tensor]:
 
 
 def _is_result(tensor: tf.Tensor) -> bool:
-  """Returns whether the values of a tensor would be others in a wider dtype: it is
-  computed, and no variable.
+  """Returns whether the values of a tensor would be others in float32: it has inputs,
+  and is float16 or bfloat16, or what it depends on is.
   """
-  is_variable = dataflow.variable_read_by(tensor.op) is not None
-  return len(tensor.op.inputs) > 0 and not is_variable and _is_rounded(tensor)
+  if not len(tensor.op.inputs):
+    return False
+  before = contexts.search_back([tensor], _inputs)
+  return any(each.dtype.base_dtype in recomputation.NARROW for each in before)
 
 
 def _narrow(ops: Sequence[tf.Operation]) -> str:

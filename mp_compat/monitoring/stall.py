@@ -11,6 +11,7 @@ from mp_compat._tensorflow import tf
 from mp_compat.graph import contexts
 from mp_compat.graph import dead_tensors
 from mp_compat.graph import graphs
+from mp_compat.graph import runs
 from mp_compat.monitoring import dataflow
 from mp_compat.monitoring import nonfinite_ops
 from mp_compat.monitoring import range_history
@@ -336,7 +337,8 @@ def _failure(first: _Values, read: List[_Values]) -> remedies.Failure:
   for each in read:
     fetched[contexts.tensor_key(each.observed.tensor)] = np.asarray(each.fetched)
   tensor = first.observed.tensor
-  explanation = nonfinite_ops.explain(tensor, fetched)
-  backward = {each.observed.tensor.op for each in _of_part(read, "backward")}
+  losses = [each.observed.tensor for each in _of_part(read, "loss")]
+  forward = set(runs.executed_ops(losses))
+  explanation = nonfinite_ops.explain(tensor, fetched, forward)
   has_infinities = bool(np.isinf(first.values).any())
-  return remedies.Failure(tensor, explanation, has_infinities, backward)
+  return remedies.Failure(tensor, explanation, has_infinities, forward)

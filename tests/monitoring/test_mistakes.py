@@ -126,6 +126,50 @@ def by_distance_of_many_ops(h, wide):
   return y / (y - tf.reduce_max(largest))
 
 
+def after_cast(function, *constants):
+  """Returns a function of float32 values and of constants that are cast to float32."""
+
+  def cast(h, wide):
+    narrow = [tf.constant(each, wide(h).dtype) for each in constants]
+    return function(in_float32(h), *map(in_float32, narrow))
+
+  return cast
+
+
+def clipped_in_bfloat16(limit):
+  """Returns the logarithm of a clipped probability, and its remedy."""
+
+  def clipped(h, wide):
+    probability = tf.sigmoid(
+      tf.cast(h, tf.bfloat16) if wide is as_it_is else in_float32(h)
+    )
+    return tf.log(1.0 - tf.minimum(probability, limit))
+
+  return clipped
+
+
+def with_gradient(function):
+  """Returns the identity, with a gradient of `function` of the values."""
+
+  @tf.custom_gradient
+  def identity(x):
+    return tf.identity(x), lambda gradient: gradient * function(x)
+
+  return identity
+
+
+of_arc_cosine = with_gradient(lambda x: tf.reciprocal(1.0 - tf.square(x)))
+of_reciprocal = with_gradient(lambda x: x * tf.reciprocal(tf.square(x)))
+
+
+def far_from_constant(h, wide):
+  """Returns a logarithm, nine ops after a constant."""
+  result = tf.nn.relu(wide(h)) + 1e-8
+  for _ in range(8):
+    result = tf.reshape(result, [1, 2])
+  return tf.log(result)
+
+
 def by_difference_of_sizes(h, wide):
   h = wide(h)
   one, other = [tf.size(tf.zeros([size])) for size in (2049, 2048)]
@@ -190,6 +234,10 @@ ROUNDED = " because of rounding to float16. Compute {} in float32: "
 CONSTANT = " a constant stands for every number that rounds to it: {}."
 FORMULA = "by a formula in which nothing cancels or underflows"
 NO_DTYPE = ": {}. Computed in a wider dtype from Placeholder, w on, it is not finite either. Corr"
+SAME_CONSTANTS = (
+  "in a wider dtype from Placeholder, w on, with the same constants, it is not finite e"
+)
+GRADIENT = " and the op whose gradient it is in float32"
 TOO_LARGE = "because float16 ends at 65504: compute {} in float32"
 
 MISTAKES = {
@@ -204,7 +252,7 @@ MISTAKES = {
   "quotient by norm": Mistake(
     (0.0, 0.0),
     by_norm(1e-8),
-    "compute add, truediv in float32, or use one that float16 has, such as 1e-3",
+    "compute mul, add/y, add, truediv in float32, or use one that the dtype has: float1",
     by_norm(1e-3),
   ),
   "difference from one": Mistake(
@@ -216,7 +264,7 @@ MISTAKES = {
     (20.0, 1.0), clipped, CONSTANT.format("sub/x is 1, clip_by_value/Minimum/y is 1")
   ),
   "root of small squares": Mistake(
-    (1e-5, 1e-5), root_of_squares, ROUNDED.format("Square, Sum, Sqrt")
+    (1e-5, 1e-5), root_of_squares, "Compute Square, Sum, Sqrt" + GRADIENT
   ),
   "exponential beyond float32": Mistake(
     (200.0, 1.0),
@@ -242,15 +290,15 @@ MISTAKES = {
   "root of zeros and epsilon": Mistake(
     (0.0, 0.0),
     lambda h, wide: tf.sqrt(tf.square(wide(h)) + 1e-12),
-    "compute add, Sqrt in float32, or use one that float16 has, such as 1e-3",
+    "compute add/y, add, Sqrt" + GRADIENT,
   ),
   "norm": Mistake(
     (1e-5, 1e-5),
     lambda h, wide: tf.norm(wide(h)),
-    ROUNDED.format("norm/mul, norm/Sum, norm/Sqrt"),
+    "Compute norm/mul, norm/Sum, norm/Sqrt" + GRADIENT,
   ),
   "variance": Mistake(
-    (20.0, 20.06), standard_deviation, ", Square, sub, Sqrt in float32: "
+    (20.0, 20.06), standard_deviation, ", Square, sub, Sqrt" + GRADIENT
   ),
   "softmax by hand": Mistake(
     (20.0, -20.0), log_softmax_by_hand, ROUNDED.format("Exp, Sum, truediv, Log")
@@ -309,7 +357,8 @@ MISTAKES = {
   "power of a negative number": Mistake(
     (-1.0, 0.0),
     lambda h, wide: tf.pow(wide(h), 0.5),
-    NO_DTYPE.format("Pow computes a power of zero or of a negative number"),
+    ": Pow computes a power of zero or of a negative number. Computed "
+    + SAME_CONSTANTS,
     NO_REMEDY,
   ),
   "only kernel in float32": Mistake(
@@ -319,13 +368,97 @@ MISTAKES = {
     lambda h, wide: h,
   ),
   "branch": Mistake((20.0, -20.0), in_branch, ROUNDED.format("cond/Softmax, cond/Log")),
+  "constant after a cast": Mistake(
+    (-1.0, -1.0),
+    after_cast(lambda h, epsilon: tf.log(tf.nn.relu(h) + epsilon), 1e-8),
+    "compute Const in float32",
+  ),
+  "constant after a cast, gradient": Mistake(
+    (0.0, 0.0),
+    after_cast(lambda h, epsilon: tf.sqrt(tf.square(h) + epsilon), 1e-12),
+    "compute Const" + GRADIENT,
+  ),
+  "constant after a reshape": Mistake(
+    (-1.0, -1.0),
+    after_cast(
+      lambda h, epsilon: tf.log(tf.nn.relu(h) + tf.reshape(epsilon, [1, 2])), [1e-8] * 2
+    ),
+    "compute Const in float32",
+  ),
+  "constant without gradient": Mistake(
+    (-1.0, -1.0),
+    lambda h, wide: tf.log(
+      tf.nn.relu(wide(h)) + tf.stop_gradient(tf.constant(1e-8, wide(h).dtype))
+    ),
+    "compute Relu, Const, StopGradient, add, Log in float32",
+  ),
+  "constant and other roundings": Mistake(
+    (6.0, 5.0),
+    lambda h, wide: tf.log((1.0 - tf.tanh(wide(h))) * tf.constant(1e-8, wide(h).dtype)),
+    "compute Tanh, sub, Const, mul_1, Log in float32",
+  ),
+  "constant of two signs": Mistake(
+    (1.0, -1.0),
+    lambda h, wide: tf.log(wide(h) * tf.constant([1e-8, -1e-8], wide(h).dtype)),
+    CONSTANT.format("Const is 0"),
+  ),
+  "constant with infinity": Mistake(
+    (0.5, 1.0),
+    lambda h, wide: tf.log(
+      1.0 - tf.minimum(wide(h), tf.constant([np.inf, 1.0 - 1e-7], wide(h).dtype))
+    ),
+    CONSTANT.format("sub/x is 1, Const is 1, inf"),
+  ),
+  "constant of nan": Mistake(
+    (1.0, 1.0),
+    lambda h, wide: wide(h) * tf.constant(np.nan, wide(h).dtype),
+    "No scale makes the loss finite: correct the input Const.",
+    NO_REMEDY,
+  ),
+  "constant of bfloat16": Mistake(
+    (20.0, 1.0),
+    clipped_in_bfloat16(1.0 - 1e-7),
+    "or use one that the dtype has: float16 has 1e-3 and 1 - 1e-3, bfloat16 has 1 - 1e-2",
+    clipped_in_bfloat16(1.0 - 1e-2),
+  ),
+  "constant far away": Mistake((-1.0, -1.0), far_from_constant, SAME_CONSTANTS),
+  "one of many constants": Mistake(
+    (-1.0, -1.0),
+    lambda h, wide: tf.log(
+      tf.reduce_sum(tf.nn.relu(wide(h)))
+      + tf.stack([tf.constant(each, wide(h).dtype) for each in [0.5] * 16 + [1e-8]])
+    ),
+    SAME_CONSTANTS,
+  ),
+  "constant of a gradient": Mistake(
+    (1.0, 0.0),
+    lambda h, wide: of_arc_cosine(wide(h)),
+    "Reciprocal divides by zero. Computed in a wider dtype from Placeholder, w on, it is",
+    NO_REMEDY,
+  ),
+  "forward op of a gradient": Mistake(
+    (5.0, 0.0),
+    lambda h, wide: of_arc_cosine(tf.tanh(wide(h))),
+    "Compute Tanh" + GRADIENT,
+  ),
+  "gradient alone": Mistake(
+    (1e-4, 1e-4),
+    lambda h, wide: of_reciprocal(wide(h)),
+    "Compute the op whose gradient it is in float32",
+  ),
+  "random numbers": Mistake(
+    (0.0, 1.0),
+    lambda h, wide: tf.log(tf.random.uniform([1, 2]) * in_float32(wide(h))),
+    "/RandomUniform, Placeholder, w on, it is not finite either. Correct its inputs",
+    NO_REMEDY,
+  ),
   "text": Mistake(
     (20.0, -20.0), beside_text, "Compute IdentityN and what comes before "
   ),
   "constant before equal numbers": Mistake(
     (0.1, 0.1),
     by_distance_of_many_ops,
-    NO_DTYPE.format("truediv divides by zero"),
+    SAME_CONSTANTS,
     NO_REMEDY,
   ),
   "power beyond float32": Mistake(
@@ -396,9 +529,18 @@ MISTAKES = {
 DEFAULT = [
   "Python function",
   "constant before equal numbers",
+  "constant after a cast",
+  "constant after a reshape",
+  "constant and other roundings",
+  "constant of a gradient",
+  "constant of bfloat16",
   "constant of two numbers",
+  "constant of two signs",
+  "constant with infinity",
+  "constant without gradient",
   "constants of a vector",
   "equal numbers",
+  "forward op of a gradient",
   "mask of rounded values",
   "clipped probability",
   "difference from one",
