@@ -25,6 +25,14 @@ def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
   op._update_input(index, tensor)
 
 
+def is_in_custom_gradient(op: tf.Operation) -> bool:
+  """Returns whether an op was built by the gradient of a program's own
+  (`tf.custom_gradient`, `Graph.gradient_override_map`).
+  """
+  forward = op._original_op
+  return forward is not None and "_gradient_op_type" in forward.node_def.attr
+
+
 def set_device(op: tf.Operation, device: str) -> None:
   """Places `op` on a device."""
   op._set_device(device)

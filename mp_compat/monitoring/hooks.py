@@ -339,8 +339,12 @@ class LossScaleHook(step_hook.StepHook):
 
 
 def _computed(observed: List[stall.Observed], run: runs.Run) -> List[stall.Observed]:
-  """Returns what is observed and computed in a run."""
-  return [each for each in observed if run.computes(each.tensor)]
+  """Returns what is observed and computed in a run, or fed to it."""
+  return [
+    each._replace(is_fed=each.tensor.name in run.fed)
+    for each in observed
+    if run.computes(each.tensor)
+  ]
 
 
 def _of_part(observed: List[stall.Observed], part: str) -> List[tf.Tensor]:

@@ -7,6 +7,7 @@ from typing import Dict, List, NamedTuple, Sequence, Set
 
 import numpy as np
 
+from mp_compat._tensorflow import graph_internals
 from mp_compat._tensorflow import tf
 from mp_compat.monitoring import recomputation
 
@@ -80,7 +81,7 @@ class Explanation(NamedTuple):
 
 
 def explain(
-  tensor: tf.Tensor, fetched: recomputation.Values, forward: Set[tf.Operation]
+  again: recomputation.Recomputation, forward: Set[tf.Operation]
 ) -> Explanation:
   """Returns why some values of an op's result are not finite.
 
@@ -93,14 +94,12 @@ def explain(
       otherwise                          -> OVERFLOW
 
   Args:
-    tensor: the result.
-    fetched: the values of `tensor`, and of others of the step.
+    again: computes the result.
     forward: the ops of the forward pass.
   """
-  op = tensor.op
-  if not len(op.inputs):
+  op = again.tensor.op
+  if again.is_input():
     return Explanation(INPUT)
-  again = recomputation.Recomputation(tensor, fetched)
   inputs = [again.value_of(value) for value in op.inputs]
   finite = [
     each for each in inputs if each is not None and recomputation.is_finite(each).all()
@@ -112,7 +111,7 @@ def explain(
   if op.op_def.is_stateful:  # such as a Python function, which may have effects
     return Explanation(UNKNOWN)
   exact = again.compute(tf.float64, again.chain(1))
-  values = again.value_of(tensor)
+  values = again.value_of(again.tensor)
   if exact is None or values is None or exact.shape != np.shape(values):
     return Explanation(UNKNOWN)
   undefined = ~recomputation.is_finite(values) & ~recomputation.is_finite(exact)
@@ -152,7 +151,7 @@ def _with_constants(
   """Adds the constants near an op for each of which another number, that rounds to the
   same in its dtype, makes the result finite in float32.
 
-  `1e-8` is 0 in a float16 graph, and `1 - 1e-7` is 1. Constants of gradients are exact.
+  `1e-8` is 0 in a float16 graph, and `1 - 1e-7` is 1.
 
   Args:
     undefined: the explanation without them.
@@ -163,9 +162,7 @@ def _with_constants(
   near = again.chain(min(_NEAR, deepest))
   constants: Dict[str, np.ndarray] = {}
   ops: List[tf.Operation] = []
-  program = [tensor for tensor in near.begin if tensor.op in forward]
-  candidates = list(filter(is_rounded_constant, program))
-  for constant in candidates[:_MOST_CONSTANTS]:
+  for constant in rounded_constants(near.begin, forward)[:_MOST_CONSTANTS]:
     values = np.asarray(again.value_of(constant)).astype(np.float64)
     for numbers in _numbers_that_round_to(constant.dtype.base_dtype, values):
       changed = again.with_value(constant, numbers)
@@ -178,9 +175,19 @@ def _with_constants(
   return undefined._replace(constants=constants, with_constants=ops)
 
 
-def is_rounded_constant(tensor: tf.Tensor) -> bool:
-  """Returns whether a tensor is a constant of a dtype in which others round to it."""
-  return tensor.op.type == "Const" and tensor.dtype.base_dtype in _INDISTINCT
+def rounded_constants(
+  tensors: Sequence[tf.Tensor], forward: Set[tf.Operation]
+) -> List[tf.Tensor]:
+  """Returns the constants of the program among tensors, of a dtype in which others
+  round to them: those of TensorFlow's own gradients are exact.
+  """
+  return [
+    tensor
+    for tensor in tensors
+    if tensor.op.type == "Const"
+    and tensor.dtype.base_dtype in _INDISTINCT
+    and (tensor.op in forward or graph_internals.is_in_custom_gradient(tensor.op))
+  ]
 
 
 def _numbers_that_round_to(dtype: tf.DType, values: np.ndarray) -> List[np.ndarray]:
@@ -201,4 +208,7 @@ def _describe(op_type: str, inputs: Sequence[np.ndarray]) -> str:
   has_zeros = any(np.any(np.equal(each, 0)) for each in inputs)
   if has_zeros and op_type in _AT_ZERO:
     return _AT_ZERO[op_type]
-  return _ELSEWHERE.get(op_type, "is not finite in float64 either")
+  beyond_float64 = "is not finite in float64 either"
+  if op_type == "Pow" and np.greater(inputs[0], 0).all():
+    return beyond_float64
+  return _ELSEWHERE.get(op_type, beyond_float64)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes a tensor of a step again in a wider dtype, from values that were fetched."""
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set
+from typing import AbstractSet, Any, Dict, Iterable, List, NamedTuple, Optional, Set
 
 import numpy as np
 
@@ -41,12 +41,30 @@ class Chain(NamedTuple):
 
 
 class Recomputation:
-  """Computes one tensor of a step again."""
+  """Computes one tensor of a step again.
 
-  def __init__(self, tensor: tf.Tensor, fetched: Values) -> None:
-    """Prepares to compute `tensor` from the values of other tensors of the step."""
-    self._tensor = tensor
+  Attributes:
+    tensor: The tensor.
+  """
+
+  def __init__(
+    self,
+    tensor: tf.Tensor,
+    fetched: Values,
+    fed: AbstractSet[contexts.TensorKey] = frozenset(),
+  ) -> None:
+    """Prepares to compute `tensor` from the values of other tensors of the step; the
+    run has not computed those in `fed`.
+    """
+    self.tensor = tensor
     self._fetched = fetched
+    self._fed = fed
+
+  def is_input(self) -> bool:
+    """Returns whether the tensor was computed from no others."""
+    return (
+      not len(self.tensor.op.inputs) or contexts.tensor_key(self.tensor) in self._fed
+    )
 
   def value_of(self, tensor: tf.Tensor) -> Optional[np.ndarray]:
     """Returns the fetched values of a tensor; None if they are not known."""
@@ -55,13 +73,13 @@ class Recomputation:
   def with_value(self, tensor: tf.Tensor, value: np.ndarray) -> "Recomputation":
     """Returns a recomputation for which a tensor has another value."""
     changed = {**self._fetched, contexts.tensor_key(tensor): value}
-    return Recomputation(self._tensor, changed)
+    return Recomputation(self.tensor, changed, self._fed)
 
   def chain(self, depth: int) -> Chain:
     """Returns the ops that are at most `depth` in a row before the tensor, as far as
     they can be computed again: floating-point functions of known values.
     """
-    ops = [self._tensor.op]
+    ops = [self.tensor.op]
     known = set(ops)
     last = ops
     for _ in range(depth - 1):
@@ -84,7 +102,8 @@ class Recomputation:
     for op in last:
       for value in op.inputs:
         before = value.op
-        if before not in known and self._is_function(before):
+        is_fed = contexts.tensor_key(value) in self._fed
+        if before not in known and not is_fed and self._is_function(before):
           known.add(before)
           found.append(before)
     return found
@@ -207,7 +226,7 @@ class Recomputation:
     """
     config = tf.ConfigProto(device_count={"GPU": 0})
     config.graph_options.rewrite_options.disable_meta_optimizer = True
-    name = self._tensor.name
+    name = self.tensor.name
     (result,) = tf.import_graph_def(definition, inputs, [name], name="again")
     with tf.Session(config=config) as sess:
       return sess.run(result, feeds)

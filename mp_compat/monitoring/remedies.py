@@ -15,6 +15,7 @@ from mp_compat.monitoring import recomputation
 _MOST_NAMED = 8
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _OF_SHAPES = frozenset(["Rank", "Shape", "ShapeN", "Size"])
+# The largest numbers of narrow dtypes.
 _ENDS = {"float16": "65504", "bfloat16": "3.39e38"}
 
 
@@ -57,20 +58,18 @@ def on_forward(failure: Failure, result: str) -> str:
     return text.format(result, ": " + _other_process(failure.name))
   if cause == nonfinite_ops.OVERFLOW:
     return text.format(result, _about_overflow(failure))
-  remedy = _ROUNDED_BEFORE
-  if failure.tensor.dtype == tf.float16:
-    remedy = _ROUNDED
-  return text.format(result, remedy.format(failure.name))
+  if failure.dtype in _ENDS:
+    return text.format(result, _ROUNDED.format(failure.name, _end(failure)))
+  return text.format(result, _ROUNDED_BEFORE.format(failure.name))
 
 
 _ROUNDED = (
-  ". If {} overflows, because float16 ends at 65504, or values were rounded to 0, "
-  "compute it and what comes before it in float32. If nothing changes, correct its "
-  "inputs."
+  ". If {} overflows, because {}, or values were rounded to 0, compute it and what "
+  "comes before it in float32. If nothing changes, correct its inputs."
 )
 _ROUNDED_BEFORE = (
-  ". If values are rounded to float16 before {}, compute them in float32. If nothing "
-  "changes, look at the inputs and the learning rate."
+  ". If values are rounded to float16 or bfloat16 before {}, compute them in float32. "
+  "If nothing changes, look at the inputs and the learning rate."
 )
 _EITHER = "{} overflows in {} or has no finite gradient, as tf.sqrt at 0."
 
@@ -104,17 +103,24 @@ def on_backward(failure: Optional[Failure], scale_reason: str) -> str:
 def _about_input(failure: Failure) -> str:
   """Returns what to do about an input or a constant."""
   text = ": correct the input {}.".format(failure.name)
-  if failure.dtype != "float16" or not failure.has_infinities:
+  if failure.dtype not in _ENDS or not failure.has_infinities:
     return text
-  if failure.tensor.op.type == "Const":
-    return (
-      ", because float16 ends at 65504: compute {} in float32, or with smaller values, "
-      "such as a mask of -1e4 instead of -1e9.".format(failure.name)
+  if failure.tensor.op.type != "Const":
+    return text + (
+      " If its values are finite before they are {}, because {}, pass them in float32, "
+      "or make them smaller.".format(failure.dtype, _end(failure))
     )
-  return text + (
-    " If its values are finite before they are float16, which ends at 65504, pass them "
-    "in float32, or make them smaller."
+  return (
+    ": {} contains infinities. If the program has finite numbers there, they overflow, "
+    "because {}: compute {} in float32, or with smaller ones, such as a mask of -1e4 "
+    "instead of -1e9. Otherwise correct what reads it, such as a row that a mask of "
+    "-inf removes as a whole.".format(failure.name, _end(failure), failure.name)
   )
+
+
+def _end(failure: Failure) -> str:
+  """Returns a clause on the largest number of the dtype of a result, a narrow one."""
+  return "{} ends at {}".format(failure.dtype, _ENDS[failure.dtype])
 
 
 def _other_process(name: str) -> str:
@@ -130,33 +136,36 @@ def _about_overflow(failure: Failure) -> str:
   """Returns what to do about an op whose exact result is finite."""
   op, name = failure.tensor.op, failure.name
   largest = failure.explanation.largest
-  if largest > _LARGEST_FLOAT32 or failure.dtype not in _ENDS:
+  if largest > _LARGEST_FLOAT32:
     return (
       ", nor does float32, which ends at 3.4e38: the exact result of {} is up to "
       "{:.3g}. Make its inputs smaller, with a lower learning rate if they grew during "
       "training, or compute its logarithm.".format(name, largest)
     )
+  if failure.dtype not in _ENDS:
+    return (
+      ": {} overflows in {}, although its exact result is up to {:.3g}. Compute it in "
+      "float64.".format(name, failure.dtype, largest)
+    )
   if op.type != "Cast":
     return (
-      ", because {} ends at {}: compute {} in float32, and what reads it as far as "
-      "values are so large: its exact result is up to {:.6g}.".format(
-        failure.dtype, _ENDS[failure.dtype], name, largest
-      )
+      ", because {}: compute {} in float32, and what reads it as far as values are so "
+      "large: its exact result is up to {:.6g}.".format(_end(failure), name, largest)
     )
   source = dataflow.origin(op.inputs[0]).op
   variable = dataflow.variable_read_by(source)
   if variable is None:
     return (
-      ": {} casts values of up to {:.6g} to float16, which ends at 65504. Compute what "
-      "reads it in float32, or make {} smaller, as a mask of -1e4.".format(
-        name, largest, source.name
+      ": {} casts values of up to {:.6g} to {}, which ends at {}. Compute what reads "
+      "it in float32, or make {} smaller, as a mask of -1e4.".format(
+        name, largest, failure.dtype, _ENDS[failure.dtype], source.name
       )
     )
   return (
-    ": {} casts the variable {}, whose largest value is {:.6g}, to float16, which ends "
-    "at 65504. If training made it so large, restart from a checkpoint with a lower "
-    "learning rate. If it is right, compute what reads {} in float32.".format(
-      name, variable, largest, name
+    ": {} casts the variable {}, whose largest value is {:.6g}, to {}, which ends at "
+    "{}. If training made it so large, restart from a checkpoint with a lower learning "
+    "rate. If it is right, compute what reads {} in float32.".format(
+      name, variable, largest, failure.dtype, _ENDS[failure.dtype], name
     )
   )
 
@@ -204,7 +213,7 @@ def _about_undefined(failure: Failure, correct: str) -> str:
   if explanation.finite_in == "float64":
     return "{} because of rounding. {}".format(fact, otherwise)
   begin = _names_of_tensors(filter(_is_rounded, explanation.begin))
-  constants = any(map(nonfinite_ops.is_rounded_constant, forward))
+  constants = nonfinite_ops.rounded_constants(explanation.begin, failure.forward)
   return "{}. Computed in a wider dtype{}{}, it is not finite either. {}".format(
     fact,
     " from {} on".format(range_history.enumeration(begin, 3)) if begin else "",

@@ -3,7 +3,7 @@
 variables and both passes.
 """
 
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple, Union
 
 import numpy as np
 
@@ -31,14 +31,16 @@ class Observed(NamedTuple):
       of any numeric dtype that an op of the passes reads beside these.
     name: The name of the variable, or of the op; "" for the loss.
     tensor: The tensor.
-    fetch: The tensor, or zeros if it is in a branch that is not executed; None before
-      that is known.
+    fetch: What to fetch for its values: the tensor, or what contains them, or zeros if
+      it is in a branch that is not executed; None before that is known.
+    is_fed: Whether the run feeds it.
   """
 
   part: str
   name: str
   tensor: tf.Tensor
   fetch: Optional[tf.Tensor] = None
+  is_fed: bool = False
 
 
 class _Values(NamedTuple):
@@ -68,7 +70,7 @@ def observed(record: recorded.Step) -> List[Observed]:
       what else the ops of all these read
 
   Tensors in loops and functions are left out, and those that only move values. Builds
-  ops for tensors in branches only.
+  ops only for tensors that a Session cannot fetch, as in branches.
   """
   order = graphs.creation_order()
   scales = reports.scales(record)
@@ -84,8 +86,15 @@ def observed(record: recorded.Step) -> List[Observed]:
     found += _values_of_passes([each.tensor for each in found], scales, order)
   found += _further_inputs([each.tensor for each in found])
   tensors = [each.tensor for each in found]
-  fetches = dead_tensors.zeros_if_dead(tensors)
+  fetches = map(_fetchable, dead_tensors.zeros_if_dead(tensors))
   return [each._replace(fetch=fetch) for each, fetch in zip(found, fetches)]
+
+
+def _fetchable(tensor: tf.Tensor) -> tf.Tensor:
+  """Returns a tensor with the same values that a Session can fetch: it does not fetch
+  those of a `tf.cond` of control flow v2.
+  """
+  return tensor if tensor.graph.is_fetchable(tensor) else tf.identity(tensor)
 
 
 def _values_of_passes(
@@ -275,8 +284,9 @@ def _first(read: List[_Values], part: str, ends: Tuple[str, ...]) -> Optional[_V
   """Returns the first value of a pass that is not finite and makes others so.
 
       search back from the values of the parts `ends` that are not finite,
-          not through values that are
-      the first of the searched values that belongs to the pass `part`; None for none
+          not through values that are, or are fed
+      the first of the searched values that belongs to the pass `part` and is computed
+          from finite ones; if there is none, the first
 
   A softmax of -inf is finite, for example, so that a mask of -inf is no reason. The
   search goes on through tensors that were not fetched, such as those in loops.
@@ -294,11 +304,23 @@ def _first(read: List[_Values], part: str, ends: Tuple[str, ...]) -> Optional[_V
     return [each for each in inputs if contexts.tensor_key(each) not in finite]
 
   last = [each.observed.tensor for each in wrong if each.observed.part in ends]
-  found = contexts.keys_of(contexts.search_back(last, reasons))
-  for each in _of_part(wrong, part):
-    if contexts.tensor_key(each.observed.tensor) in found:
-      return each
-  return None
+  searched = contexts.search_back_by_key(last, reasons, _fed(read))
+  found = [
+    each
+    for each in _of_part(wrong, part)
+    if contexts.tensor_key(each.observed.tensor) in searched
+  ]
+
+  def is_input(each: _Values) -> bool:
+    inputs = each.observed.tensor.op.inputs
+    return not len(inputs) or not contexts.keys_of(inputs).isdisjoint(searched)
+
+  return min(found, key=is_input, default=None)
+
+
+def _fed(read: List[_Values]) -> Set[contexts.TensorKey]:
+  """Returns the keys of the tensors that the run feeds."""
+  return contexts.keys_of(each.observed.tensor for each in read if each.observed.is_fed)
 
 
 def _advice(
@@ -336,9 +358,9 @@ def _failure(first: _Values, read: List[_Values]) -> remedies.Failure:
   fetched: recomputation.Values = {}
   for each in read:
     fetched[contexts.tensor_key(each.observed.tensor)] = np.asarray(each.fetched)
-  tensor = first.observed.tensor
+  again = recomputation.Recomputation(first.observed.tensor, fetched, _fed(read))
   losses = [each.observed.tensor for each in _of_part(read, "loss")]
   forward = set(runs.executed_ops(losses))
-  explanation = nonfinite_ops.explain(tensor, fetched, forward)
+  explanation = nonfinite_ops.explain(again, forward)
   has_infinities = bool(np.isinf(first.values).any())
-  return remedies.Failure(tensor, explanation, has_infinities, forward)
+  return remedies.Failure(again.tensor, explanation, has_infinities, forward)

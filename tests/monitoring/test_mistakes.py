@@ -136,16 +136,16 @@ def after_cast(function, *constants):
   return cast
 
 
-def clipped_in_bfloat16(limit):
-  """Returns the logarithm of a clipped probability, and its remedy."""
+def limited_in_bfloat16(limit):
+  """Returns the logarithm of what a limited probability leaves."""
 
-  def clipped(h, wide):
+  def limited(h, wide):
     probability = tf.sigmoid(
       tf.cast(h, tf.bfloat16) if wide is as_it_is else in_float32(h)
     )
-    return tf.log(1.0 - tf.minimum(probability, limit))
+    return tf.log(1.0 - probability * limit)
 
-  return clipped
+  return limited
 
 
 def with_gradient(function):
@@ -156,6 +156,29 @@ def with_gradient(function):
     return tf.identity(x), lambda gradient: gradient * function(x)
 
   return identity
+
+
+def guarded_logarithm(h, wide):
+  """Returns a logarithm whose values at -1 are not selected."""
+  h = wide(h)
+  return tf.where_v2(h > -1.0, tf.log1p(h), tf.zeros_like(h))
+
+
+def norm_with_gradient(epsilon):
+  """Returns a norm with a gradient of the program's own, which divides by it."""
+
+  @tf.custom_gradient
+  def norm(x):
+    result = tf.sqrt(tf.reduce_sum(tf.square(x)))
+    return result, lambda gradient: gradient * x / (result + epsilon)
+
+  return lambda h, wide: norm(wide(h))
+
+
+def recomputed_root(h, wide):
+  root = tf.recompute_grad(lambda x: tf.sqrt(tf.square(x) + 1e-12))
+  with tf.variable_scope("", use_resource=True):  # TensorFlow 2.0 wants it
+    return root(wide(h))
 
 
 of_arc_cosine = with_gradient(lambda x: tf.reciprocal(1.0 - tf.square(x)))
@@ -189,12 +212,53 @@ def beside_text(h, wide):
   return tf.log(copy)
 
 
-def in_branch(h, wide):
-  return tf.cond(
-    tf.placeholder_with_default(True, []),
-    lambda: tf.log(tf.nn.softmax(wide(h))),
-    lambda: wide(h),
-  )
+def in_branch(control_flow):
+  """Returns a logarithm in a branch, for a version of control flow."""
+
+  def logarithm(h, wide):
+    with testing.control_flow(control_flow):
+      return tf.cond(
+        tf.placeholder_with_default(True, []),
+        lambda: tf.log(tf.nn.softmax(wide(h))),
+        lambda: wide(h),
+      )
+
+  return logarithm
+
+
+def after_branch(h, wide):
+  """Returns a logarithm of what a branch of control flow v2 computed."""
+  with testing.control_flow(2):
+    chosen = tf.switch_case(
+      tf.placeholder_with_default(0, []), [lambda: wide(h), lambda: 2.0 * wide(h)]
+    )
+  return tf.log(tf.nn.softmax(chosen))
+
+
+def masked_before(number):
+  """Returns attention to large values, with a mask of a number that was made first."""
+
+  def attention(h, wide):
+    mask = tf.constant([[0.0, number]], wide(h).dtype)
+    return tf.nn.softmax(tf.square(wide(h)) + mask)
+
+  return attention
+
+
+def masked_as_a_whole(number):
+  """Returns attention of which a mask removes each value."""
+  return lambda h, wide: tf.nn.softmax(h + tf.constant([[number] * 2], h.dtype))
+
+
+def masked_in_bfloat16(number):
+  """Returns attention in bfloat16 with a mask of a number."""
+
+  def attention(h, _):
+    mask = tf.placeholder_with_default(tf.constant([[0.0, 0.0]]), [1, 2])
+    half = tf.cast((1.0 - mask) * number, tf.bfloat16, name="half")
+    return tf.nn.softmax(tf.cast(h, tf.bfloat16) + half)
+
+  return attention
 
 
 def masked(number):
@@ -364,10 +428,20 @@ MISTAKES = {
   "only kernel in float32": Mistake(
     (1e-8, 1e-8),
     local_response,
-    ". If values are rounded to float16 before LRN, compute them in float32. If nothi",
+    ". If values are rounded to float16 or bfloat16 before LRN, compute them in float",
     lambda h, wide: h,
   ),
-  "branch": Mistake((20.0, -20.0), in_branch, ROUNDED.format("cond/Softmax, cond/Log")),
+  "branch of control flow v2": Mistake(
+    (20.0, -20.0),
+    in_branch(2),
+    ". If cond overflows, because float16 ends at 65504, or values were rounded to 0, ",
+  ),
+  "after a branch of control flow v2": Mistake(
+    (20.0, -20.0), after_branch, ROUNDED.format("Softmax, Log")
+  ),
+  "branch": Mistake(
+    (20.0, -20.0), in_branch(1), ROUNDED.format("cond/Softmax, cond/Log")
+  ),
   "constant after a cast": Mistake(
     (-1.0, -1.0),
     after_cast(lambda h, epsilon: tf.log(tf.nn.relu(h) + epsilon), 1e-8),
@@ -417,9 +491,9 @@ MISTAKES = {
   ),
   "constant of bfloat16": Mistake(
     (20.0, 1.0),
-    clipped_in_bfloat16(1.0 - 1e-7),
+    limited_in_bfloat16(1.0 - 1e-7),
     "or use one that the dtype has: float16 has 1e-3 and 1 - 1e-3, bfloat16 has 1 - 1e-2",
-    clipped_in_bfloat16(1.0 - 1e-2),
+    limited_in_bfloat16(1.0 - 1e-2),
   ),
   "constant far away": Mistake((-1.0, -1.0), far_from_constant, SAME_CONSTANTS),
   "one of many constants": Mistake(
@@ -433,8 +507,24 @@ MISTAKES = {
   "constant of a gradient": Mistake(
     (1.0, 0.0),
     lambda h, wide: of_arc_cosine(wide(h)),
+    "/sub/x is 1. If the program has another one there, such as ",
+    NO_REMEDY,
+  ),
+  "constant of TensorFlow's gradient": Mistake(
+    (-1.0, 1.0),
+    guarded_logarithm,
     "Reciprocal divides by zero. Computed in a wider dtype from Placeholder, w on, it is",
     NO_REMEDY,
+  ),
+  "norm with a gradient": Mistake(
+    (0.0, 0.0),
+    norm_with_gradient(1e-8),
+    "/add/y is 0. If the program has another one there, such as 1e-8 or 1 - 1e-7, compute the op whose gradient it is in float32",
+  ),
+  "recomputed root": Mistake(
+    (0.0, 0.0),
+    recomputed_root,
+    "/y is 0. If the program has another one there, such as",
   ),
   "forward op of a gradient": Mistake(
     (5.0, 0.0),
@@ -460,6 +550,22 @@ MISTAKES = {
     by_distance_of_many_ops,
     SAME_CONSTANTS,
     NO_REMEDY,
+  ),
+  "power beyond float64": Mistake(
+    (2e4, 1.0),
+    lambda h, wide: tf.pow(in_float32(h), 100.0),
+    ": Pow is not finite in float64 either. Computed in a wider dtype ",
+    lambda h, _: 100.0 * tf.log(h),
+  ),
+  "product that overflows on the way": Mistake(
+    (1e4, 1e4),
+    lambda h, wide: tf.reduce_prod(
+      tf.concat([1e26 * wide(in_float32(h)), 1e-26 / wide(in_float32(h))], axis=1)
+    ),
+    ": Prod overflows in float32, although its exact result is up to 1. Compute it in f",
+    lambda h, _: tf.reduce_prod(
+      tf.concat([1e26 * tf.cast(h, tf.float64), 1e-26 / tf.cast(h, tf.float64)], axis=1)
+    ),
   ),
   "power beyond float32": Mistake(
     (2e4, 1.0),
@@ -487,6 +593,21 @@ MISTAKES = {
   ),
   "mask": Mistake(
     (1.0, 2.0), masked(-1e9), "such as a mask of -1e4 instead of -1e9", masked(-1e4)
+  ),
+  "mask beside an overflow": Mistake(
+    (300.0, 1.0), masked_before(-np.inf), TOO_LARGE.format("Square")
+  ),
+  "mask of infinities": Mistake(
+    (1.0, 2.0),
+    masked_as_a_whole(-np.inf),
+    ": Const contains infinities. If the program has finite numbers there, they overflow",
+    masked_as_a_whole(-1e4),
+  ),
+  "mask in bfloat16": Mistake(
+    (1.0, 2.0),
+    masked_in_bfloat16(float(np.finfo(np.float32).min)),
+    "half casts values of up to 3.40282e+38 to bfloat16, which ends at 3.39e38. Compute ",
+    masked_in_bfloat16(-1e4),
   ),
   "mask in float32": Mistake(
     (1.0, 2.0),
@@ -527,6 +648,14 @@ MISTAKES = {
   ),
 }
 DEFAULT = [
+  "after a branch of control flow v2",
+  "branch of control flow v2",
+  "constant of TensorFlow's gradient",
+  "mask beside an overflow",
+  "mask of infinities",
+  "norm with a gradient",
+  "power beyond float64",
+  "product that overflows on the way",
   "Python function",
   "constant before equal numbers",
   "constant after a cast",

@@ -147,7 +147,7 @@ REASONS = {
       lambda x: tf.cast(masked_softmax(two_layers(x)), tf.float32),
     ),
     "The first value of the forward pass that is not finite is mask.",
-    "because float16 ends at 65504: compute mask in float32, or with smaller values, such as a mask of -1e4 instead",
+    "because float16 ends at 65504: compute mask in float32, or with smaller ones, such as a mask of -1e4 instead",
   ),
   "mask that is no reason": (
     (
@@ -522,6 +522,39 @@ def test_fed_gradients_need_no_backward_pass():
   assert (
     "one:0: 4 NaN" in text and "(computed)" not in text and "first value" not in text
   )
+
+
+@pytest.mark.parametrize(
+  "name, value, reason",
+  [
+    ("one", 0.0, ": log computes the logarithm of zero. Computed in a wider dtype "),
+    ("log", -np.inf, ": correct the input log. If its values are finite before they "),
+  ],
+)
+def test_values_that_are_fed_are_not_computed_again(name, value, reason):
+  x = tf.placeholder(tf.float16, [])
+  w = tf.get_variable("w", [], use_resource=True, initializer=tf.ones_initializer())
+  default = tf.constant(1.0, tf.float16)
+  one = tf.placeholder_with_default(default, [], name="one")
+  result = tf.log(tf.nn.relu(x * tf.cast(w, tf.float16)) + one, name="log")
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), 2.0)
+  train_op = opt.minimize(tf.cast(tf.square(result * default), tf.float32))
+  text = stall_text(opt, train_op, {x: -1.0, name + ":0": value}, min_scale_patience=2)
+  assert "No scale makes the loss finite" + reason in text, text
+
+
+def test_run_goes_on_beside_branches_of_control_flow_v2(warnings):
+  x = tf.placeholder(tf.float32, [])
+  w = tf.get_variable("w", [], use_resource=True, initializer=tf.ones_initializer())
+  with testing.control_flow(2):
+    chosen = tf.cond(x > 0.0, lambda: x * w, lambda: w)
+  opt = Optimizer(tf.train.GradientDescentOptimizer(1.0), "dynamic")
+  train_op = opt.minimize(tf.sqrt(chosen))
+  hook = mp_compat.LossScaleHook(opt, max_consecutive_skips=5, on_stall="warn")
+  with tf.train.MonitoredTrainingSession(hooks=[hook]) as sess:
+    for value in 4 * [np.inf] + [1.0]:
+      sess.run(train_op, {x: value})
+  assert (hook.attempted, hook.skipped, warnings) == (5, 4, [])
 
 
 def test_gradients_that_were_never_scaled_are_counted_in_branches():
