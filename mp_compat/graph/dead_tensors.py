@@ -96,7 +96,8 @@ def zeros_if_dead(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
     return tensors
   results = []
   for tensor, is_dead in zip(tensors, may_be_dead(tensors)):
-    results.append(merge_out_of_branches(tensor, 0, is_dead))
+    zero = False if tensor.dtype.base_dtype == tf.bool else 0
+    results.append(merge_out_of_branches(tensor, zero, is_dead))
   return results
 
 

@@ -108,7 +108,7 @@ def explain(
     return Explanation(UNKNOWN)
   if op.type.startswith(recomputation.RECEIVING):
     return Explanation(RECEIVED)
-  if op.op_def.is_stateful:  # such as a Python function, which may have effects
+  if recomputation.has_effects(op):
     return Explanation(UNKNOWN)
   exact = again.compute(tf.float64, again.chain(1))
   values = again.value_of(again.tensor)

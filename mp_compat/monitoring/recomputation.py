@@ -114,7 +114,7 @@ class Recomputation:
     """
     if op.type in dataflow.HIDING or op.type in dataflow.ROUTING:
       return False
-    if op.type.startswith(RECEIVING) or op.op_def.is_stateful:
+    if op.type.startswith(RECEIVING) or has_effects(op):
       return False
     if any(self.value_of(value) is None for value in op.inputs):
       return False
@@ -230,6 +230,13 @@ class Recomputation:
     (result,) = tf.import_graph_def(definition, inputs, [name], name="again")
     with tf.Session(config=config) as sess:
       return sess.run(result, feeds)
+
+
+def has_effects(op: tf.Operation) -> bool:
+  """Returns whether an op may have effects, as a Python function, also one that the
+  program calls stateless, or a state of its own.
+  """
+  return op.op_def.is_stateful or op.type == "PyFuncStateless"
 
 
 def is_finite(values: np.ndarray) -> np.ndarray:

@@ -81,11 +81,15 @@ def checked_optimizer(
 def counts(record: recorded.Step) -> tf.Tensor:
   """Returns whether a run attempted and skipped a readable step, int32 [2]; zeros if
   its branch was not executed.
+
+  A train op is dead if one of its updates is (`dead_tensors`). A ControlTrigger runs
+  after it all the same.
   """
-  with contexts.enter(contexts.of_outputs(record.train_op)), tf.control_dependencies(
-    [record.train_op]
-  ):
-    attempted_and_skipped = tf.where_v2(record.applied, [1, 0], [1, 1])
+  with contexts.enter(contexts.of_outputs(record.train_op)):
+    with tf.control_dependencies([record.train_op]):
+      decided = tf.raw_ops.ControlTrigger()
+    with tf.control_dependencies([decided]):
+      attempted_and_skipped = tf.where_v2(record.applied, [1, 0], [1, 1])
   return dead_tensors.merge_out_of_branches(attempted_and_skipped, 0)
 
 

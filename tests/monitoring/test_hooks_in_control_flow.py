@@ -81,6 +81,65 @@ def test_stall_in_branch_is_reported(training_in_branch):
   assert (hook.attempted, hook.skipped) == (3, 2)
 
 
+def masked(x, w):
+  return tf.where_v2(x > 0.0, x * w, w)
+
+
+def in_branch(version):
+  """Returns a function with a mask in a branch, for a version of control flow."""
+
+  def function(x, w):
+    with testing.control_flow(version):
+      return tf.cond(
+        tf.placeholder_with_default(True, []), lambda: masked(x, w), lambda: w
+      )
+
+  return function
+
+
+def experts(x, w):
+  """Returns what one of two variables makes of `x`; the other is not updated."""
+  v = tf.get_variable("v", [2], use_resource=True, initializer=tf.ones_initializer())
+  low, high = tf.raw_ops.Switch(data=x, pred=x[0] > 1.0)
+  return tf.raw_ops.Merge(inputs=[low * v, high * w]).output
+
+
+@pytest.mark.parametrize(
+  "function",
+  [in_branch(1), in_branch(2), experts],
+  ids=["cond v1", "cond v2", "experts"],
+)
+def test_hooks_change_no_variables(function, warnings):
+  """Hooks also read what cannot be fetched, or is not computed in a run."""
+
+  def trained(*hook_types):
+    with tf.Graph().as_default():
+      x = tf.placeholder(tf.float32, [2])
+      w = tf.get_variable(
+        "w", [2], use_resource=True, initializer=tf.ones_initializer()
+      )
+      opt = Optimizer(sgd(), mp_compat.DynamicLossScale(8.0, 3))
+      train_op = opt.minimize(tf.reduce_sum(function(x, w)))
+      variables = tf.global_variables()
+      hooks = [make(opt) for make in hook_types]
+      with tf.train.MonitoredSession(hooks=hooks) as sess:
+        for value in (FINITE, [3.0, 1.0], OVERFLOW, OVERFLOW, [3.0, 1.0], FINITE):
+          sess.run(train_op, {x: value})
+        return [values.tolist() for values in sess.run(variables)], hooks
+
+  def stalling(opt):
+    return mp_compat.LossScaleHook(opt, max_consecutive_skips=2, on_stall="warn")
+
+  def reporting(opt):
+    return mp_compat.GradientRangesHook(opt, every_n_steps=1)
+
+  expected, _ = trained()
+  values, (hook, _) = trained(stalling, reporting)
+  assert values == expected
+  assert (hook.attempted, hook.skipped) == (6, 2)
+  assert "correct the input Placeholder" in warnings[-1]
+
+
 @pytest.mark.usefixtures("graph", "control_flow")
 def test_loops_are_not_counted(warnings):
   training = TrainingInControlFlow("while_loop")

@@ -391,7 +391,8 @@ def test_forward_overflow_is_named_behind_finite_loss():
   )
 
 
-def test_python_functions_are_not_called_again():
+@pytest.mark.parametrize("stateful", [True, False])
+def test_python_functions_are_not_called_again(stateful):
   """They may have effects."""
   calls = []
 
@@ -401,12 +402,49 @@ def test_python_functions_are_not_called_again():
 
   def with_gradient(h):
     return tf.custom_gradient(
-      lambda t: (tf.identity(t), lambda dy: tf.py_func(function, [dy], tf.float16))
+      lambda t: (
+        tf.identity(t),
+        lambda dy: tf.py_func(function, [dy], tf.float16, stateful=stateful),
+      )
     )(h)
 
   text = injected(with_gradient, 1.0, tf.float16)
   assert set(calls) == {np.dtype(np.float16)} and len(calls) == 17
   assert "float64" not in text and "gradients/IdentityN_grad/PyFunc" in text
+
+
+def rewritten_product(hooks_of):
+  """Trains with a product that overflows if Grappler computes it in float16, which it
+  does on this CPU if a release can; returns which of 30 steps are applied.
+  """
+  config = tf.ConfigProto()
+  rewrites = config.graph_options.rewrite_options
+  if not hasattr(rewrites, "auto_mixed_precision_cpu"):
+    pytest.skip("This TensorFlow rewrites graphs for GPUs only.")
+  rewrites.auto_mixed_precision_cpu = 1
+  rewrites.min_graph_nodes = -1  # also of small graphs
+  with tf.Graph().as_default():
+    x = tf.placeholder(tf.float32, [8, 8])
+    w = tf.get_variable("w", [8, 8], initializer=tf.ones_initializer())
+    product = tf.matmul(tf.matmul(x, w), w) * 1e-5
+    opt = Optimizer(tf.train.GradientDescentOptimizer(1e-9), "dynamic")
+    train_op = opt.minimize(tf.sqrt(tf.reduce_mean(tf.square(product)) + 1.0))
+    creator = tf.train.ChiefSessionCreator(config=config)
+    with tf.train.MonitoredSession(creator, hooks=hooks_of(opt)) as sess:
+      fetches, feed = [train_op, opt.step_applied], {x: np.full([8, 8], 3e3)}
+      return [step for step in range(30) if sess.run(fetches, feed)[1]]
+
+
+def test_stall_of_rewritten_graph_is_reported():
+  if rewritten_product(lambda opt: []):
+    pytest.skip("This TensorFlow does not rewrite graphs for this processor.")
+  with pytest.raises(mp_compat.LossScaleStalledError) as raised:
+    rewritten_product(lambda opt: [mp_compat.LossScaleHook(opt)])
+  assert str(raised.value).splitlines()[-1] == (
+    "No scale makes the loss finite: MatMul_1 overflows, although its exact result is "
+    "up to 192000. If the graph rewrite computes it in float16, which ends at 65504, "
+    "make its inputs smaller. Otherwise compute it in float64."
+  )
 
 
 def test_infinite_data_are_named_behind_finite_loss():
