@@ -694,7 +694,7 @@ _ROWS = {
     ("observed", "call", "zeros_if_dead", "tensors"),
     ("_first.reasons", "operand", "finite", ""),
     ("_first.is_input", "operand", "isdisjoint", ""),
-    ("observed", "call", "_copied", "dead_tensors.zeros_if_dead(tensors)"),
+    ("_fetchable", "test", "is_fetchable", "True"),
     ("_failure", "call", "_fed", "frozenset()"),
     ("describe", "name", '("gradient", "loss")', '("loss",)'),
     ("_loss", "name", "min", "max"),

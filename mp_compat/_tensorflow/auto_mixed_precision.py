@@ -13,6 +13,15 @@ _disable_graph_rewrite = native.find("disable_mixed_precision_graph_rewrite")
 _Native: Any = (native.LOSS_SCALES + (object,))[0]
 
 
+# The options of `RewriterConfig` in TensorFlow 1.15 to 2.22.
+_REWRITES = (
+  "auto_mixed_precision",
+  "auto_mixed_precision_cpu",
+  "auto_mixed_precision_mkl",
+  "auto_mixed_precision_onednn_bfloat16",
+)
+
+
 class _NoLossScale(_Native):
   """A loss scale without variables, for the unused optimizer in `enable`."""
 
@@ -23,6 +32,16 @@ def is_enabled() -> bool:
   """Returns whether new Sessions and functions are rewritten to float16."""
   options = tf.config.optimizer.get_experimental_options()
   return bool(options.get("auto_mixed_precision"))
+
+
+def is_enabled_in(session: tf.Session) -> bool:
+  """Returns whether a session rewrites graphs to float16 or bfloat16, on a GPU or a
+  CPU.
+  """
+  config = getattr(session, "_config", None) or tf.ConfigProto()
+  rewrites = config.graph_options.rewrite_options
+  on = (rewrites.ON, rewrites.AGGRESSIVE)
+  return any(getattr(rewrites, name, None) in on for name in _REWRITES)
 
 
 def enable() -> None:

@@ -47,7 +47,8 @@ class LossScaleHook(step_hook.StepHook):
       for each Session run that executes a train op:  # an evaluation does not count
         fetch whether the step is attempted and skipped, and the scale after it
         count it; log a line if the scale changed or the interval ends
-        if it may complete a stall: fetch the values of both passes to the host, too
+        if it may complete a stall: fetch the values of both passes to the host, too,
+            unless the session rewrites graphs to float16: not what it fetches
         if max_consecutive_skips steps in a row were skipped, or min_scale_patience
             without a lower scale:
           raise, stop or warn, with what is not finite, and what to do
@@ -235,14 +236,16 @@ class LossScaleHook(step_hook.StepHook):
     if self._steps.may_report_stall(len(executed)):
       self._fetched: List[stall.Observed] = []
       for train_op in executed:
-        self._fetched += _computed(self._reasons[train_op], run)
+        if not self._is_rewritten:
+          self._fetched += _computed(self._reasons[train_op], run)
       requested.fetches["diagnoses"] = [each.fetch for each in self._fetched]
     return requested
 
   def _read_state(self, session: tf.Session) -> None:
     """Reads counts and scale at the first step of a session: other hooks, as Horovod's,
-    may set them before it.
+    may set them before it. Reads whether the session rewrites graphs.
     """
+    self._is_rewritten = auto_mixed_precision.is_enabled_in(session)
     counts, scale = session.run([self._counters, self._scale])
     self._steps.begin_session(float(scale), *[int(count) for count in counts])
     self._write()
@@ -323,6 +326,9 @@ class LossScaleHook(step_hook.StepHook):
     """Returns text on the skipped steps, on what is not finite in the last one, and on
     what may be the reason.
     """
+    text = self._steps.describe_stall(self._name)
+    if self._is_rewritten:
+      return text + _REWRITTEN
     fixed_scales = (loss_scale.FixedLossScale,) + native.FIXED_LOSS_SCALES
     reason = ""
     if isinstance(self._optimizer.loss_scale, fixed_scales):
@@ -334,8 +340,15 @@ class LossScaleHook(step_hook.StepHook):
         "the scale may still be too large: begin with a lower one, or allow more "
         "skips. Otherwise "
       )
-    text = self._steps.describe_stall(self._name)
     return text + stall.describe(values, self._float16_variables, reason)
+
+
+_REWRITTEN = (
+  "What is not finite is not known: the session rewrites the graph to float16 "
+  "(auto_mixed_precision), but computes in float32 what is fetched to see it. Run the "
+  "program without the rewrite. If it stalls, too, the error names the reason. If not, "
+  "values exceed 65504 in float16, or are rounded to 0: make them smaller, or larger."
+)
 
 
 def _computed(observed: List[stall.Observed], run: runs.Run) -> List[stall.Observed]:

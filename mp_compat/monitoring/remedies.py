@@ -144,9 +144,8 @@ def _about_overflow(failure: Failure) -> str:
     )
   if failure.dtype not in _ENDS:
     return (
-      ": {} overflows, although its exact result is up to {:.6g}. If the graph rewrite "
-      "computes it in float16, which ends at 65504, make its inputs smaller. Otherwise "
-      "compute it in float64.".format(name, largest)
+      ": {} overflows in {}, although its exact result is up to {:.3g}. Compute it in "
+      "float64.".format(name, failure.dtype, largest)
     )
   if op.type != "Cast":
     return (

@@ -31,8 +31,8 @@ class Observed(NamedTuple):
       of any numeric dtype that an op of the passes reads beside these.
     name: The name of the variable, or of the op; "" for the loss.
     tensor: The tensor.
-    fetch: A copy of the tensor, to fetch; zeros if it is in a branch that is not
-      executed. None before that is built.
+    fetch: What to fetch for its values: the tensor, or what contains them, or zeros if
+      it is in a branch that is not executed; None before that is known.
     is_fed: Whether the run feeds it.
   """
 
@@ -69,7 +69,8 @@ def observed(record: recorded.Step) -> List[Observed]:
           from a loss scale, "forward" does not
       what else the ops of all these read
 
-  Tensors in loops and functions are left out, and those that only move values.
+  Tensors in loops and functions are left out, and those that only move values. Builds
+  ops only for tensors that a Session cannot fetch, as in branches.
   """
   order = graphs.creation_order()
   scales = reports.scales(record)
@@ -85,19 +86,15 @@ def observed(record: recorded.Step) -> List[Observed]:
     found += _values_of_passes([each.tensor for each in found], scales, order)
   found += _further_inputs([each.tensor for each in found])
   tensors = [each.tensor for each in found]
-  fetches = map(_copied, dead_tensors.zeros_if_dead(tensors))
+  fetches = map(_fetchable, dead_tensors.zeros_if_dead(tensors))
   return [each._replace(fetch=fetch) for each, fetch in zip(found, fetches)]
 
 
-def _copied(tensor: tf.Tensor) -> tf.Tensor:
-  """Returns a copy to fetch instead of a tensor.
-
-  A Session does not fetch the results of a `tf.cond` of control flow v2. Grappler
-  computes what is fetched in float32, where it would rewrite it to float16: the step
-  that is to be explained would not overflow.
+def _fetchable(tensor: tf.Tensor) -> tf.Tensor:
+  """Returns a tensor with the same values that a Session can fetch: it does not fetch
+  those of a `tf.cond` of control flow v2.
   """
-  with tf.device(tensor.device):
-    return tf.identity(tensor)
+  return tensor if tensor.graph.is_fetchable(tensor) else tf.identity(tensor)
 
 
 def _values_of_passes(

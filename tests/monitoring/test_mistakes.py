@@ -562,7 +562,7 @@ MISTAKES = {
     lambda h, wide: tf.reduce_prod(
       tf.concat([1e26 * wide(in_float32(h)), 1e-26 / wide(in_float32(h))], axis=1)
     ),
-    ": Prod overflows, although its exact result is up to 1. If the graph rewrite comput",
+    ": Prod overflows in float32, although its exact result is up to 1. Compute it in f",
     lambda h, _: tf.reduce_prod(
       tf.concat([1e26 * tf.cast(h, tf.float64), 1e-26 / tf.cast(h, tf.float64)], axis=1)
     ),
