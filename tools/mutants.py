@@ -688,6 +688,7 @@ _ROWS = {
     ("_computed", "operand", "computes", ""),
     ("LossScaleHook._describe_stall", "operand", "FIXED_LOSS_SCALES", ""),
     ("LossScaleHook.after_run", "statement", "restart", "pass"),
+    ("LossScaleHook.before_run", "test", "not self._is_rewritten", "True"),
   ],
   "monitoring/stall": [
     ("_has_values", "operand", "HIDING", ""),
@@ -725,10 +726,11 @@ _ROWS = {
     ),
   ],
   "monitoring/recomputation": [
+    ("has_effects", "operand", '"PyFuncStateless"', ""),
     ("Recomputation.is_input", "operand", "self._fed", ""),
     ("Recomputation._functions_before", "operand", "is_fed", ""),
     ("Recomputation._first", "statement", "low = middle", "high = middle"),
-    ("Recomputation._is_function", "operand", "is_stateful", ""),
+    ("Recomputation._is_function", "operand", "has_effects", ""),
     ("Recomputation.deepest", "test", "is_finite is not None", "True"),
     ("Recomputation.shortest", "test", "self.chain(deepest)", "False"),
     ("_widen", "statement", "_wider_enum(attribute.type, dtype)", "pass"),
