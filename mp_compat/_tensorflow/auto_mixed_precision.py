@@ -13,7 +13,7 @@ _disable_graph_rewrite = native.find("disable_mixed_precision_graph_rewrite")
 _Native: Any = (native.LOSS_SCALES + (object,))[0]
 
 
-# The options of `RewriterConfig` in TensorFlow 1.15 to 2.22.
+# The options of `RewriterConfig`, of which not every TensorFlow has all.
 _REWRITES = (
   "auto_mixed_precision",
   "auto_mixed_precision_cpu",
@@ -36,7 +36,7 @@ def is_enabled() -> bool:
 
 def is_enabled_in(session: tf.Session) -> bool:
   """Returns whether a session rewrites graphs to float16 or bfloat16, on a GPU or a
-  CPU.
+  CPU; False for an object around a session that has no configuration.
   """
   config = getattr(session, "_config", None) or tf.ConfigProto()
   rewrites = config.graph_options.rewrite_options

@@ -48,7 +48,7 @@ class LossScaleHook(step_hook.StepHook):
         fetch whether the step is attempted and skipped, and the scale after it
         count it; log a line if the scale changed or the interval ends
         if it may complete a stall: fetch the values of both passes to the host, too,
-            unless the session rewrites graphs to float16: not what it fetches
+            unless the session rewrites graphs: what is fetched is not rewritten
         if max_consecutive_skips steps in a row were skipped, or min_scale_patience
             without a lower scale:
           raise, stop or warn, with what is not finite, and what to do
@@ -344,10 +344,10 @@ class LossScaleHook(step_hook.StepHook):
 
 
 _REWRITTEN = (
-  "What is not finite is not known: the session rewrites the graph to float16 "
+  "What is not finite is not known: the session rewrites the graph to a narrower dtype "
   "(auto_mixed_precision), but computes in float32 what is fetched to see it. Run the "
   "program without the rewrite. If it stalls, too, the error names the reason. If not, "
-  "values exceed 65504 in float16, or are rounded to 0: make them smaller, or larger."
+  "values are too large or too small for the narrower dtype, as float16 ends at 65504."
 )
 
 

@@ -166,8 +166,9 @@ def nonfinite_gradients(
   with contexts.enter(contexts.of_outputs(record.train_op)):
     reports = [_report(values) for values in tensors.values()]
   merged: collections.OrderedDict[str, GradientReport] = collections.OrderedDict()
-  for name, report in zip(tensors, reports):
-    counts = [dead_tensors.merge_out_of_branches(count, 0) for count in report]
+  are_dead = dead_tensors.may_be_dead(report.nans for report in reports)
+  for name, report, is_dead in zip(tensors, reports, are_dead):
+    counts = [dead_tensors.merge_out_of_branches(each, 0, is_dead) for each in report]
     merged[name] = GradientReport(*counts)
   return merged
 

@@ -286,7 +286,7 @@ def _first(read: List[_Values], part: str, ends: Tuple[str, ...]) -> Optional[_V
       search back from the values of the parts `ends` that are not finite,
           not through values that are, or are fed
       the first of the searched values that belongs to the pass `part` and is computed
-          from finite ones; if there is none, the first
+          from finite ones, else the first
 
   A softmax of -inf is finite, for example, so that a mask of -inf is no reason. The
   search goes on through tensors that were not fetched, such as those in loops.

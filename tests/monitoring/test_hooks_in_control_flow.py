@@ -1,5 +1,6 @@
 """Tests of the hooks of train ops that are in branches and loops."""
 
+import numpy as np
 import pytest
 
 import mp_compat
@@ -138,6 +139,21 @@ def test_hooks_change_no_variables(function, warnings):
   assert values == expected
   assert (hook.attempted, hook.skipped) == (6, 2)
   assert "correct the input Placeholder" in warnings[-1]
+
+
+@pytest.mark.usefixtures("graph")
+def test_report_of_dead_gradient_is_zero():
+  x = tf.placeholder(tf.float32, [2])
+  w = tf.get_variable("w", [2], use_resource=True, initializer=tf.ones_initializer())
+  opt = Optimizer(sgd(), 8.0)
+  opt.minimize(tf.reduce_sum(experts(x, w)))
+  report = mp_compat.nonfinite_gradients(opt)
+  with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    for values, dead in [(OVERFLOW, "v:0"), ([-np.inf, 3.0], "w:0")]:
+      counts = sess.run(report, {x: values})
+      (alive,) = {"v:0", "w:0"} - {dead}
+      assert (counts[alive].infs, counts[dead]) == (1, (0, 0, 0))
 
 
 @pytest.mark.usefixtures("graph", "control_flow")

@@ -441,7 +441,7 @@ def test_stall_of_rewritten_graph_is_reported():
   with pytest.raises(mp_compat.LossScaleStalledError) as raised:
     rewritten_product(lambda opt: [mp_compat.LossScaleHook(opt)])
   assert (
-    "the session rewrites the graph to float16 (auto_mixed_precision), but "
+    "the session rewrites the graph to a narrower dtype (auto_mixed_precision)"
     in str(raised.value)
   )
 
