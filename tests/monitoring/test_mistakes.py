@@ -358,8 +358,8 @@ MISTAKES = {
   ),
   "norm": Mistake(
     (1e-5, 1e-5),
-    lambda h, wide: tf.norm(wide(h)),
-    "Compute norm/mul, norm/Sum, norm/Sqrt" + GRADIENT,
+    lambda h, wide: tf.sqrt(tf.reduce_sum(tf.square(wide(h)))),
+    "Compute Square, Sum, Sqrt" + GRADIENT,
   ),
   "variance": Mistake(
     (20.0, 20.06), standard_deviation, ", Square, sub, Sqrt" + GRADIENT
