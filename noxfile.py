@@ -426,7 +426,6 @@ MUTATED = [
   "core",
   "graph",
   "keras",
-  "migration",
   "monitoring",
   "tools",
   "training",

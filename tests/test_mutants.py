@@ -5,6 +5,8 @@ exist.
 import ast
 import os
 import runpy
+import subprocess
+import sys
 
 import pytest
 
@@ -64,3 +66,23 @@ def test_mutant_without_one_place_is_an_error(definition, name):
   mutant = SCRIPT["Mutant"]("", definition, "name", name, "c")
   with pytest.raises(ValueError, match="Expected one"):
     mutant.mutate(SOURCE)
+
+
+def test_name_without_mutants_is_an_error():
+  command = [sys.executable, "tools/mutants.py", "training", "monitor"]
+  process = subprocess.run(
+    command, cwd=testing.ROOT, stderr=subprocess.PIPE, timeout=60
+  )
+  assert process.returncode == 2
+  assert b"no mutants of 'monitor'; there are of: graph/gate, " in process.stderr
+
+
+def test_nightly_runs_mutants_of_all_folders():
+  with open(os.path.join(testing.ROOT, "noxfile.py"), encoding="utf-8") as file:
+    values = {
+      node.targets[0].id: node.value
+      for node in ast.parse(file.read()).body
+      if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+  folders = {module.split("/")[0] for module in SCRIPT["TESTS"]}
+  assert sorted(folders) == ast.literal_eval(values["MUTATED"])

@@ -923,6 +923,11 @@ def main():
     "-v", "--verbose", action="store_true", help="print the output of the tests"
   )
   arguments = parser.parse_args()
+  for name in arguments.modules:
+    if not any(is_selected(module, [name]) for module in TESTS):
+      parser.error(
+        "no mutants of {!r}; there are of: {}".format(name, ", ".join(TESTS))
+      )
   modules = [module for module in TESTS if is_selected(module, arguments.modules)]
   tests = sorted({test for module in modules for test in TESTS[module]})
   failed, output = run_tests(ROOT, tests, "--numprocesses=auto")
